@@ -9,7 +9,7 @@ import textwrap
 import torch
 from torch import nn
 
-from .openreg import sanitizer
+from .openreg import _messages, sanitizer
 from .openreg.testing import explore
 
 STEPS = 8
@@ -70,7 +70,7 @@ def _seek(data, waits):
 
 def _show(reports, found):
     for report in reports:
-        _say(textwrap.indent(str(report), "  "))
+        _say(textwrap.indent(report.text(colour=_messages.wants_colour(sys.stdout)), "  "))
         _say("\n" + textwrap.indent(report.picture(), "  "))
     if not reports:
         _say(f"  The sanitizer: nothing to report of {STEPS} steps on openreg:0.")

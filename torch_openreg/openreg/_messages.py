@@ -17,7 +17,6 @@ happens there, and what to do.
 
 import linecache
 import os
-import sys
 import textwrap
 
 WIDTH = 100
@@ -156,8 +155,3 @@ def message(title, places=(), paragraphs=(), helps=(), kind="error", colour=Fals
         lines += wrap(paragraph)
     lines += help_text(helps)
     return "\n".join(lines)
-
-
-def colour_for(stream=None):
-    """For text that goes to `stream`; None: stderr."""
-    return wants_colour(sys.stderr if stream is None else stream)

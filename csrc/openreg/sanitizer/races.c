@@ -92,7 +92,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->later_sequence = later->sequence;
   race->reused = earlier->freed;
   race->allocation =
-      orStackRetain(race->reused ? earlier->allocation : orAllocationStack(race->begin));
+      orStackRetain(earlier->freed ? earlier->allocation : orAllocationStack(race->begin));
   race->elsewhere = orHappensBeforeAny(earlier->timeline, earlier->counter);
   if (race->reused) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
@@ -284,7 +284,7 @@ static void fillSide(orRaceAccess *to, const orRaceSide *side) {
 static uint32_t missing(const orRace *race) {
   uint32_t more = (race->lost ? OR_ORDER_LOST : 0) | (race->elsewhere ? OR_ORDER_ELSEWHERE : 0);
   if (race->fresh) return OR_MISSING_WRITE;
-  if (race->reused && race->unrecorded) return more | OR_MISSING_RECORD;
+  if (race->unrecorded) return more | OR_MISSING_RECORD;
   if (race->earlier.external) return more | OR_MISSING_WORK;
   return more | (race->later.stream ? OR_MISSING_WAIT : OR_MISSING_HOST_WAIT);
 }

@@ -61,12 +61,17 @@ def notes(report):
     missing, name = report.missing, report.subject.name or "The memory"
     if missing.kind == "write":
         return ["Nothing has written these bytes between the two."]
+    if missing.kind == "record" and report.later.operator == "free":
+        return [
+            f"{name} is freed by the second, while {report.earlier.who} may still use it: a later "
+            "allocation may get its memory before the first is over."
+        ]
     if missing.kind == "record":
         made = report.subject.made if report.subject.name is None else None
-        where = f"It is allocated at {_messages.place(*made[:2])}. " if made else ""
+        where = f", allocated at {_messages.place(*made[:2])}," if made else ""
         return [
-            where + f"{name} is freed after the first, while {report.earlier.who} may still "
-            "use it, and the second gets its memory. Nothing orders the second after the first."
+            f"{name}{where} is freed after the first, while {report.earlier.who} may still use it, "
+            "and the second gets its memory. Nothing orders the second after the first."
         ]
     lines = "Nothing orders the second after the first."
     if report.kind == "possible race":

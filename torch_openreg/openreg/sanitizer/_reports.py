@@ -107,7 +107,7 @@ def _plain_operator(operator):
     name = operator.removeprefix("aten::").partition(".")[0]
     return (
         ""
-        if name in ("allocation", "memory access") or name.startswith(("_", "resolve_"))
+        if name in ("allocation", "free", "memory access") or name.startswith(("_", "resolve_"))
         else name
     )
 
@@ -168,8 +168,8 @@ class Access(NamedTuple):
     @property
     def does(self):
         """What it does in a word: ``"writes"``, ``"reads"``, ``"allocates"``."""
-        if self.operator == "allocation":
-            return "allocates"
+        if self.operator in ("allocation", "free"):
+            return "allocates" if self.operator == "allocation" else "frees"
         return "writes" if self.write else "reads"
 
     @property
@@ -185,6 +185,8 @@ class Access(NamedTuple):
         return "a stream of other code"
 
     def _says(self, memory):
+        if self.operator == "free":
+            return f"frees {memory}"
         who = self.who
         if self.name and self.made and not self.name.startswith('"'):
             who += f", made at {_messages.place(*self.made[:2])},"
@@ -511,7 +513,7 @@ def _memory_name(earlier, later, made, freed, live):
 def _memory(given, sides, live):
     earlier, later = sides["earlier"], sides["later"]
     made = _frames(given["allocation"])
-    freed = "reused" in given["memory"]
+    freed = "reused" in given["memory"] or "freed" in given["memory"]
     name, tensor = _memory_name(earlier, later, made, freed, live)
     size = given["end"] - given["begin"]
     if size == 1 and later.device is None:  # the host's, of which the first byte is known
