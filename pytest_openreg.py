@@ -730,7 +730,9 @@ def _shortened(error, races):
     has a section of its own."""
     changed = []
     while error is not None:
-        titles = [race.title for race in races if str(race) in str(error)]
+        titles = [race.title for race in races if race.text(kind="") in str(error)]
+        if not titles and type(error).__name__ == "DataRaceError" and error.report:
+            titles = [error.report.title]  # found by another thread than the one that raises it
         if titles:
             changed.append((error, error.args))
             error.args = ("\n".join(titles),)

@@ -20,7 +20,7 @@ import traceback
 import warnings
 
 from . import _C, _commands, as_cuda
-from .openreg import sanitizer
+from .openreg import _messages, sanitizer
 from .openreg.device import synchronize_all
 from .openreg.sanitizer import _mistakes, _processes
 from .openreg.testing._schedules import launches_block
@@ -186,7 +186,8 @@ def _show_reports_without_a_prefix():
 
     def formatted(message, *where, **line):
         if str(message) == getattr(sanitizer._last, "text", None):
-            return f"{message}\n\n"
+            colour = _messages.wants_colour(sys.stderr)
+            return f"{sanitizer._last.report.text(colour)}\n\n"
         return plain(message, *where, **line)
 
     warnings.formatwarning = formatted

@@ -456,6 +456,7 @@ def races():
     y = torch.ones(100, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         y.mul_(2)
+    torch.cuda.synchronize()
 
 torch.cuda._sanitizer.enable_cuda_sanitizer()
 try:

@@ -141,7 +141,7 @@ def test_missing_wait_stream_is_reported_at_its_line(run, script, tmp_path):
     lines = path.read_text().splitlines()
     copies = 1 + next(i for i, line in enumerate(lines) if "non_blocking" in line)
     uses = 1 + next(i for i, line in enumerate(lines) if "self.norm(self.conv(x))" in line)
-    assert f"({path}:{copies})" in first and f"({path}:{uses})" in first, first
+    assert f"/program.py:{copies} and " in first and f"/program.py:{uses}: before " in first, first
     assert ".wait_stream(" in first
 
 
@@ -246,7 +246,7 @@ def test_conftest_with_as_cuda_works_with_the_pytest_plugin(run, tmp_path):
     options = ("-q", "--openreg-sanitizer", "-p", "no:cacheprovider", tmp_path)
     done = run("", arguments=("-m", "pytest", *options))
     assert done.code == 1 and "1 failed, 1 passed" in done.out, done.out
-    assert "DataRaceError" in done.out and 'test_library.py", line 8, in test_race' in done.out
+    assert "DataRaceError" in done.out and "test_library.py:8 " in done.out
 
 
 SPAWNED = """

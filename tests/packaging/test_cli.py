@@ -1,5 +1,6 @@
 import html
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,10 +118,10 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     done = run("", arguments=(*MODULE, "run", *options, path, "--fast", "x"))
     assert done.code == 1, done
     assert done.out.startswith("__main__ ['--fast', 'x'] ")
-    assert "UserWarning: data race on openreg:0" in done.err  # when it is found
+    assert "data race on openreg:0 over" in done.err  # when it is found
     assert "torch_openreg: sanitizer: " in done.err
     assert "runpy" not in done.err and "torch_openreg/_run.py" not in done.err
-    assert f"  1: {path}:11 and {path}:5" in done.err and "  2: " in done.err
+    assert re.search(r"  1: \S*script.py:5 and \S*script.py:11: ", done.err) and "  2: " in done.err
     assert " of 2 end and print as 'early' does on openreg:0\n" in done.err
     different = [line for line in done.err.splitlines() if "(line 1)" in line]
     assert different and all("instead of" in line for line in different), done.err
@@ -155,10 +156,10 @@ torch.openreg.sanitizer.disable()
     done = run("", arguments=(*MODULE, "run", "--sanitize", "--report", f"{path}-pages", path))
     assert (done.code, done.out) == (1, "")
     assert len(os.listdir(f"{path}-pages")) == 2
-    assert done.err.count("nothing orders it") == 1
+    assert done.err.count("Nothing orders the second") == 1
     first, mistake, gap, _ = done.err.splitlines()[-4:]
     assert first.startswith("torch_openreg: sanitizer: 1 mistake found in ")
-    assert f"  1: {path}:8 and {path}:5" in mistake
+    assert re.search(r"  1: \S*script.py:5 and \S*script.py:8: ", mistake)
     assert mistake.endswith(" (9 reports, by mul, add_)")
     assert gap.endswith("not watched: what came after the program had switched the sanitizer off")
 

@@ -112,7 +112,7 @@ SUMMARIES = {
         "no stream of this process has work\n  workers: 1 of",
         "process has work\n  workers: 0 of",
     ),
-    fault: ("struck nothing", "struck nothing"),
+    fault: ("injected into nothing", "injected into nothing"),
     pytest_sanitizer: (
         "watched: 1 test; the order of accesses of 1 process on openreg:0",
         "watched: 1 test; no process used a device",

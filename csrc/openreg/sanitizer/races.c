@@ -285,6 +285,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
     adviseGraph(race, text, size);
     return;
   }
+  orStreamNameOf(first, a->stream);
   if (race->fresh) {
     snprintf(text, size, "a write of these bytes before %s", b->operation);
     return;

@@ -138,7 +138,7 @@ def _compared(outcome, outcomes):
 def _template():
     import jinja2  # with PyTorch, which needs it for its own
 
-    from ... import __version__
+    from ..._build_info import VERSION
 
     loader = jinja2.FileSystemLoader(os.path.dirname(__file__))
     environment = jinja2.Environment(
@@ -162,7 +162,7 @@ def _template():
         dark=_svg.DARK,
         style=markup(_svg.STYLE),
         heads=markup(_svg.HEADS),
-        version=__version__,
+        version=VERSION,
         torch_version=torch.__version__,
     )
     return environment.get_template("_page.html")

@@ -81,8 +81,15 @@ def is_users(filename):
 
 
 def user_frame(frames):
-    """The innermost frame of the user's own code, or else the innermost; None without frames."""
-    own = (frame for frame in frames or () if _package(frame.filename) is None)
+    """The innermost frame of the user's own code, or else the innermost; None without frames.
+
+    Of compiled code it is the caller's: the lines inside are those of whichever program compiled
+    the same code first.
+    """
+    frames = frames or ()
+    compiled = [i for i, frame in enumerate(frames) if _COMPILED.match(frame.filename)]
+    inside = compiled[-1] + 1 if compiled else 0
+    own = (frame for frame in frames[inside:] if _package(frame.filename) is None)
     return next(own, frames[0] if frames else None)
 
 
@@ -345,7 +352,12 @@ class Report(NamedTuple):
         return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
 
     def text(self, colour=False, kind="error"):
-        """The report for people. `kind` is the word before the title; "": none."""
+        """The report for people.
+
+        Args:
+            colour: whether it has a terminal's codes for colours.
+            kind: the word before the title; ``""``: none.
+        """
         memory = self.subject.name or "this memory"
         reused = "the same memory, used again" if "reused" in self.memory else memory
         return _messages.message(
