@@ -333,7 +333,7 @@ def test_injected_fault_that_has_not_fired_is_disarmed():
         with inject(kind, after=1000) as fault:
             train("openreg")
         assert (fault.fired, fault.operation) == (0, None)
-        assert "struck nothing" in repr(fault)
+        assert "injected into nothing" in repr(fault)
     for _ in range(40):
         train("openreg")
 

@@ -233,7 +233,8 @@ def rank_empties(rank, case, sanitized):
         torch.openreg.empty_cache()
         kept = torch.openreg.memory_reserved(1) >= before
         # What has gone back is not the collective's any more.
-        assert kept or stream.query()
+        # The sanitizer says "not ready" ten times at most, to a thread that nothing else orders.
+        assert kept or any(stream.query() for _ in range(11))
         torch.openreg.synchronize(1)
         return y is None or y.item(), kept
 

@@ -585,7 +585,7 @@ def test_race_fails_its_own_test(suite, monkeypatch, by):
     done.stdout.fnmatch_lines(
         [
             "*- 3 mistakes found -*",
-            "1: *test_it.py:10 *; in test_it.py::test_raises and 7 more)",
+            "1: *test_it.py:10: *; in test_it.py::test_raises and 7 more)",
             "2: *; in test_it.py::test_host)",
             "3: *; in test_it.py::test_undecided)",
         ]

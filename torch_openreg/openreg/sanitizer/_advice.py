@@ -147,13 +147,25 @@ def _wait(report, live, origin):
     handle, device = report.missing.stream, report.later.device
     frame = _frame_of(handle, report, live)
     later = None if report.later.is_default else _stream(report.later.stream, live, origin)
-    earlier = _stream(handle, live, origin) or "the_stream_of_the_first"
+    earlier = _stream(handle, live, origin)
+    if earlier is None and report.earlier.call:
+        return _wait_by_event(report, frame, later or _current(device))
+    earlier = earlier or "the_stream_of_the_first"
     inside = _names.context(frame, [later]) if later else None
     if inside is None or _is_within(report.earlier.call, frame, inside):
         return [_Place(frame).before(f"{later or _current(device)}.wait_stream({earlier})")]
     if origin(handle)[1:] == (True, device) and _was_current(report.later, handle):
         earlier = _current(device)
     return [Help("before", frame.filename, inside.lineno, f"{later}.wait_stream({earlier})")]
+
+
+def _wait_by_event(report, frame, later):
+    """For a stream that has no name where the wait goes."""
+    record = f"done = {_current(report.earlier.device)}.record_event()"
+    return [
+        _Place(report.earlier.call).after(record),
+        _Place(frame).before(f"{later}.wait_event(done)"),
+    ]
 
 
 def _is_within(earlier, frame, node):

@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import re
 import sys
 import types
 from typing import NamedTuple
@@ -282,10 +283,15 @@ def _indexed(path):
     return "".join(parts).removeprefix(".")
 
 
+def _is_written(name):
+    """Whether the source may have it: a comprehension and Dynamo have names of their own."""
+    return name.isidentifier() and not re.fullmatch(r"(tmp|graph_out)_\d+|__.*", name)
+
+
 def _search(frames, matches):
     """The shortest way to an object: variables before what they hold, inner frames before outer."""
     for frame in frames:
-        variables = [(n, v) for n, v in _variables(frame) if n.isidentifier()]
+        variables = [(n, v) for n, v in _variables(frame) if _is_written(n)]
         level = variables
         for _ in range(3):
             for name, value in level:

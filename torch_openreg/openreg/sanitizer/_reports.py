@@ -80,17 +80,23 @@ def is_users(filename):
     return _package(filename) is None
 
 
-def user_frame(frames):
-    """The innermost frame of the user's own code, or else the innermost; None without frames.
+def own_frames(frames):
+    """The frames of the user's own code, the innermost first.
 
-    Of compiled code it is the caller's: the lines inside are those of whichever program compiled
-    the same code first.
+    Without the lines that PyTorch puts behind compiled code: they are those of whichever program
+    compiled the same code first.
     """
-    frames = frames or ()
+    frames = list(frames or ())
     compiled = [i for i, frame in enumerate(frames) if _COMPILED.match(frame.filename)]
-    inside = compiled[-1] + 1 if compiled else 0
-    own = (frame for frame in frames[inside:] if _package(frame.filename) is None)
-    return next(own, frames[0] if frames else None)
+    if compiled:
+        outside = frames[compiled[-1] + 1 :]
+        frames = list(itertools.dropwhile(lambda frame: is_users(frame.filename), outside))
+    return [frame for frame in frames if is_users(frame.filename)]
+
+
+def user_frame(frames):
+    """The innermost frame of the user's own code, or else the innermost; None without frames."""
+    return next(iter((*own_frames(frames), *(frames or ()))), None)
 
 
 def _folded(count, names):
@@ -215,7 +221,7 @@ class Access(NamedTuple):
 
     def _callers(self):
         """The user's frames below that of its line."""
-        return [f for f in self.forward or self.stack or () if _package(f.filename) is None][1:]
+        return own_frames(self.forward or self.stack)[1:]
 
     def _place(self, memory, other):
         """For a message, with the callers that the other access does not have."""
