@@ -245,15 +245,14 @@ static void sayAll(orText *t) {
     say(t, "  workers: %d of %d started\n", workers.started, workers.limit);
 }
 
-static orText makeReport(const char *why) {
-  orText t = {0};
-  say(&t, "openreg: hang report%s\n", why);
-  sayAll(&t);
-  return t;
+static void makeReport(orText *t, const char *why) {
+  say(t, "openreg: hang report%s\n", why);
+  sayAll(t);
 }
 
 void orHangPrint(const char *why) {
-  orText t = makeReport(why);
+  orText t = {0};
+  makeReport(&t, why);
   ssize_t written = t.data ? write(STDERR_FILENO, t.data, t.length) : 0;
   (void)written; /* a closed stderr is no reason to fail */
   if (t.incomplete) orWarn("the hang report is incomplete: no host memory");
@@ -264,7 +263,8 @@ orError_t orHangReport(char **text) {
   OR_TRY(orEnter());
   if (!text) return orFail(orErrorInvalidValue, "orHangReport: null result");
   *text = NULL;
-  orText t = makeReport("");
+  orText t = {0};
+  makeReport(&t, "");
   if (t.incomplete) {
     free(t.data);
     return orFail(orErrorSystem, "no host memory for a hang report");

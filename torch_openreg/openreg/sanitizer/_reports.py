@@ -35,8 +35,8 @@ class Frame(NamedTuple):
     line: int
     name: str
     columns: tuple[int, int, int] | None = None
-    """Of the expression that runs: its last line, its first byte in `line`, and the end of its last
-    byte there. None where Python does not have it, as 3.10."""
+    """The last line of the expression that runs, its first byte in `line`, and the end of its last
+    byte there. None where Python does not have them, as in 3.10."""
 
     @classmethod
     def of(cls, frame, line):
@@ -168,7 +168,7 @@ class Access(NamedTuple):
     forward: tuple[Frame, ...] | None = None
     """The stack of the operator of the forward pass that made the node, if it is known."""
     name: str | None = None
-    """The stream's name: its own, or that of the variable or attribute that holds it."""
+    """The stream's own name, or that of the variable or attribute that holds it."""
     made: Frame | None = None
     """The line that made the stream; None for a default stream and the host."""
 
@@ -185,7 +185,7 @@ class Access(NamedTuple):
 
     @property
     def does(self):
-        """What it does in a word: ``"writes"``, ``"reads"``, ``"allocates"``, ``"frees"``."""
+        """What it does, as ``"writes"``, ``"reads"``, ``"allocates"``, ``"frees"``."""
         if self.operator == "allocation":
             return "allocates"
         if self.operator == "free":
@@ -302,13 +302,13 @@ class Report(NamedTuple):
     subject: Memory = Memory()
     """The memory, as the program names it."""
     helps: tuple[tuple[Help, ...], ...] = ()
-    """Ways to mend the program, the cheapest first: the lines that each of them takes."""
+    """The lines of each way to mend the program, the cheapest way first."""
     mistake: tuple = ()
     """Equal for reports of the same missing line, in loops, tests and processes."""
 
     @property
     def title(self):
-        """The first line of the text, without "error: "."""
+        """The first line of the text, behind the word "error"."""
         if self.graph:
             return f"{_graph_reports.TITLES[self.graph]} on {self._where}{self.subject.title}"
         if self.kind == "uninitialized":
@@ -329,7 +329,7 @@ class Report(NamedTuple):
 
     @property
     def help(self):
-        """The lines to paste that mend the program: a tuple of Help."""
+        """A tuple of Help, the lines to paste that mend the program."""
         return self.helps[0] if self.helps else ()
 
     def summary(self):
