@@ -235,13 +235,6 @@ void orAnalysisBegin(void) {
   pinned_reported = false;
 }
 
-void *orAnalysisCapture(orSanitizerOptions *by) {
-  orSanitizerLock();
-  *by = orSanitizerChosen;
-  orSanitizerUnlock();
-  return by->capture ? by->capture(by->context) : NULL;
-}
-
 static void reportToSchedule(orStream_t stream, const orTouch *touches, size_t count) {
   for (size_t i = 0; i < count; i++)
     orScheduleTouched(stream, touches[i].range.begin, touches[i].range.end, touches[i].write);
@@ -258,7 +251,7 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
-  void *captured = orAnalysisCapture(&by);
+  void *captured = orStackCapture(&by);
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   if (orSanitizerIsOn()) {

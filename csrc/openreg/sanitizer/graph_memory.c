@@ -112,7 +112,7 @@ typedef struct orKeeping {
 
 /* No lock held. */
 static void captureStack(orKeeping *k) {
-  void *captured = k->has_stack ? NULL : orAnalysisCapture(&k->by);
+  void *captured = k->has_stack ? NULL : orStackCapture(&k->by);
   if (k->has_stack) return;
   orSanitizerLock();
   k->stack = orStackNew(captured, &k->by);
@@ -234,7 +234,7 @@ static void onFrees(orProbe *p) {
   each(&inputs, freeing.begin, freeing.begin + 1, look, &freeing);
   orSanitizerUnlock();
   if (!freeing.found) return;
-  void *captured = orAnalysisCapture(&by);
+  void *captured = orStackCapture(&by);
   orSanitizerLock();
   freeing.stack = orStackNew(captured, &by);
   each(&inputs, freeing.begin, freeing.begin + 1, noteFree, &freeing);
@@ -260,7 +260,7 @@ static void report(orReportKind kind, orGraphMemory *memory, orStream_t on, cons
 
 static void reportReplaced(orGraphMemory *memory, orStream_t on) {
   orSanitizerOptions by;
-  void *captured = orAnalysisCapture(&by);
+  void *captured = orStackCapture(&by);
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   orSanitizerUnlock();
@@ -384,7 +384,7 @@ orError_t orSanitizerFinding(const orGraphFinding *given) {
   if (!orHandleFind(&orStreamTable, finding->stream)) return orErrorInvalidResourceHandle;
   if (!finding->earlier || !finding->later)
     return orFail(orErrorInvalidValue, "orSanitizerFinding: null operation");
-  void *captured = orAnalysisCapture(&by);
+  void *captured = orStackCapture(&by);
   orSanitizerLock();
   orStack *earlier = orStackNew(finding->stack, &by), *later = orStackNew(captured, &by);
   orShadow one = sideOf(finding, finding->earlier, earlier);

@@ -63,6 +63,13 @@ const char *orSanitizerName(const char *text) {
 
 static orStack *dead, *spare;
 
+void *orStackCapture(orSanitizerOptions *by) {
+  orMutexLock(&orSanitizerMutex);
+  *by = orSanitizerChosen;
+  orMutexUnlock(&orSanitizerMutex);
+  return by->capture ? by->capture(by->context) : NULL;
+}
+
 orStack *orStackNew(void *captured, const orSanitizerOptions *by) {
   if (!captured) return NULL;
   orStack *stack = spare;

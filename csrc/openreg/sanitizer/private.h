@@ -94,6 +94,8 @@ typedef struct orStack {
   struct orStack *next; /* that nobody refers to any more */
 } orStack;
 
+/* What the user's function has captured here, and with which options. No lock held. */
+void *orStackCapture(orSanitizerOptions *by);
 /* With one reference; null if nothing was captured. */
 orStack *orStackNew(void *captured, const orSanitizerOptions *by);
 static inline orStack *orStackRetain(orStack *stack) {
@@ -399,9 +401,7 @@ void orGraphMemoryForget(void);
 
 /* ---- analysis.c ---- */
 
-void orAnalysisBegin(void); /* the sanitizer is being switched on */
-/* What the user's function has captured here, and with which options. No lock held. */
-void *orAnalysisCapture(orSanitizerOptions *by);
+void orAnalysisBegin(void);          /* the sanitizer is being switched on */
 void orAnalysisOnAccess(orProbe *p); /* OR_PROBE_ACCESS */
 
 #endif

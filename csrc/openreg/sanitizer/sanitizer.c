@@ -272,7 +272,7 @@ static void onFreed(orProbe *p) {
   (void)p;
   if (OR_LIKELY(!orUnrecordedWantsStack())) return;
   orSanitizerOptions by;
-  void *captured = orAnalysisCapture(&by);
+  void *captured = orStackCapture(&by);
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   orUnrecordedSetStack(stack);
@@ -292,7 +292,7 @@ static void onBlockTaken(orProbe *p) {
     orSanitizerUnlock();
   }
   orSanitizerOptions by;
-  void *captured = fresh ? orAnalysisCapture(&by) : NULL;
+  void *captured = fresh ? orStackCapture(&by) : NULL;
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   if (orSanitizerIsOn()) {

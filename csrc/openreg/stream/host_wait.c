@@ -52,7 +52,11 @@ void orSleeperBegin(orSleeper *w, const orWaitGoal *goal) {
   static _Thread_local int thread;
   if (!thread) thread = (int)syscall(SYS_gettid);
   *w = (orSleeper){.goal = *goal, .since = orNow(), .thread = thread};
-  if (goal->stream) w->stream = orStreamHandleOf(goal->stream);
+  if (goal->stream) {
+    orMutexLock(&goal->stream->lock);
+    w->stream = goal->stream->last_handle;
+    orMutexUnlock(&goal->stream->lock);
+  }
   orMutexLock(&lock);
   w->next = hosts;
   w->at = &hosts;
