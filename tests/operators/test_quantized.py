@@ -147,7 +147,7 @@ def test_quantized_tensor_is_pinned(make):
 def test_quantized_copies_of_pinned_memory_do_not_hold_the_host():
     source, to = per_tensor().pin_memory(), per_tensor().pin_memory()
     there = torch.empty_like(per_tensor(DEVICE))
-    torch.openreg.synchronize()
+    torch.openreg.synchronize(DEVICE)
     with torch.openreg.testing.gate(1) as gate:
         gate.wait()
         there.copy_(source, non_blocking=True)
@@ -155,7 +155,7 @@ def test_quantized_copies_of_pinned_memory_do_not_hold_the_host():
         to.copy_(there, non_blocking=True)
         assert not to.dequantize().any()
         assert not torch.accelerator.current_stream(DEVICE).query()
-    torch.openreg.synchronize()
+    torch.openreg.synchronize(DEVICE)
     assert torch.equal(to, per_tensor())
 
 
