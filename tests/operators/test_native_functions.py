@@ -393,6 +393,7 @@ def refuses(call, error=RuntimeError):
 def tasks(call):
     torch_openreg._C._fallback_stats(True)
     call()
+    torch.openreg.synchronize(DEVICE)
     return sum(
         entry["asynchronous"]["count"] for entry in torch_openreg._C._fallback_stats(True).values()
     )
