@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "check.h"
 #include "device.h"
 #include "module.h"
 #include "sanitizer.h"
@@ -40,8 +41,7 @@ struct Output {
 
 std::mutex mutex;
 std::unordered_map<const c10::StorageImpl *, Output> &outputs() {
-  static auto *const all = new std::unordered_map<const c10::StorageImpl *, Output>();
-  return *all;
+  return leaked<std::unordered_map<const c10::StorageImpl *, Output>>();
 }
 
 struct Owner {

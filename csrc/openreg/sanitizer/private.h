@@ -380,7 +380,6 @@ void orUnrecordedAdd(const orProbe *p);
 /* The calling thread has added one that has no stack yet. No lock needed. */
 bool orUnrecordedWantsStack(void);
 void orUnrecordedSetStack(orStack *stack);
-bool orUnrecordedExist(void); /* some. No lock needed */
 /* A block was handed out (OR_PROBE_BLOCK_TAKEN). */
 void orUnrecordedTaken(const orProbe *p);
 /* Judges all that are left, as no later allocation will. */

@@ -286,14 +286,10 @@ static void onFreed(orProbe *p) {
 static void onBlockTaken(orProbe *p) {
   if (orProcessTask() != OR_TASK_NONE) return;
   bool fresh = atomic_load_explicit(&checks_fresh, memory_order_relaxed);
-  if (orUnrecordedExist()) {
-    orSanitizerLock();
-    orUnrecordedTaken(p);
-    orSanitizerUnlock();
-  }
   orSanitizerOptions by;
   void *captured = fresh ? orStackCapture(&by) : NULL;
   orSanitizerLock();
+  orUnrecordedTaken(p);
   orStack *stack = orStackNew(captured, &by);
   if (orSanitizerIsOn()) {
     orAllocationAdd((uintptr_t)p->dst, p->bytes);

@@ -14,8 +14,8 @@
  * the same reason allocations of tasks judge nothing.
  *
  * The list has the oldest block first, at most LIMIT of them; then the oldest is forgotten, which
- * may lose a report and never makes one. `count` is read without the lock by threads that allocate.
- * All else is under orSanitizerMutex, except that `freed_here` belongs to its thread.
+ * may lose a report and never makes one. All is under orSanitizerMutex, except that `freed_here`
+ * belongs to its thread.
  */
 #include <stdlib.h>
 
@@ -34,7 +34,7 @@ typedef struct orUnrecorded {
 } orUnrecorded;
 
 static orUnrecorded *first, **last = &first;
-static _Atomic size_t count;
+static size_t count;
 static size_t sweep_at = SWEEP;
 static _Thread_local uint64_t freed_here; /* the moment of a free whose stack is to be captured */
 
@@ -146,8 +146,6 @@ static bool judgeBy(orUnrecorded *u, const orProbe *p) {
   copyUses(u, begin, p->bytes);
   return isJudged(u, u->begin + p->bytes);
 }
-
-bool orUnrecordedExist(void) { return atomic_load_explicit(&count, memory_order_relaxed); }
 
 void orUnrecordedTaken(const orProbe *p) {
   for (orUnrecorded **at = &first, *u; (u = *at);)
