@@ -7,6 +7,7 @@ import sys
 import torch
 
 from . import _C, __version__, get_include, get_library_dir
+from .openreg import _messages
 
 _DEMO = "ten seconds: a race in a training loop is found, and the loop is mended"
 _RUN = "runs a program as it is, and sums up what it found"
@@ -26,14 +27,6 @@ _SETTINGS = {
 }
 _REPORT = "write what --sanitize and --seeds find as HTML: a file.html, or a folder"
 _PROGRAM = "a script, or with -m a module, and its arguments"
-
-
-def _size(count):
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
 
 
 def _versions():
@@ -61,7 +54,7 @@ def _devices():
             if other != index and torch.openreg.can_device_access_peer(index, other)
         ]
         yield f"  openreg:{index}  {properties.name}, made by {properties.factory!r}"
-        yield f"    memory     {_size(free)} free of {_size(total)}"
+        yield f"    memory     {_messages.size(free)} free of {_messages.size(total)}"
         yield f"    peers      {', '.join(peers) or 'none'}"
         yield f"    locality   {'unknown' if properties.numa_node < 0 else properties.numa_node}"
 

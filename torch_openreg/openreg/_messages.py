@@ -45,6 +45,15 @@ def short_path(filename, width=_PATH):
     return path
 
 
+def size(count, unit="B"):
+    """``3.906 KiB``; below 1 KiB it has the unit."""
+    for name in (unit, "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {name}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
 def place(filename, line):
     """``scale.py:3``"""
     return f"{short_path(filename)}:{line}"

@@ -15,16 +15,8 @@ TITLES = {
 }
 
 
-def _size(count):
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
-
-
 def _assigned(report):
-    """What the line that freed an input assigns to its name instead; None: it does not."""
+    """The value that the line which freed an input assigns to its name; None if it does not."""
     line = report.later.line
     try:
         source = linecache.getline(line.filename, line.line).strip() if line else ""
@@ -40,7 +32,7 @@ def _assigned(report):
 
 def _freed(report):
     line, name = report.later.line, report.subject.name or "Its tensor"
-    how, old = "freed", _size(report.end - report.begin)
+    how, old = "freed", _messages.size(report.end - report.begin, "bytes")
     if line and _assigned(report):
         how = "re-assigned"
     where = f"at {_messages.place(*line[:2])}" if line else "by no line of Python"
@@ -48,7 +40,10 @@ def _freed(report):
 
 
 def _replaced(report):
-    name, old = report.subject.name or "A variable", _size(report.end - report.begin)
+    name, old = (
+        report.subject.name or "A variable",
+        _messages.size(report.end - report.begin, "bytes"),
+    )
     return (
         f"{name} holds another tensor now, and nothing has written the old {old} since the last "
         "replay."
