@@ -717,7 +717,9 @@ def _shorten_in_threads(config, sanitizer):
     hook = threading.excepthook
 
     def shortened(ended):
-        with _shortened(ended.exc_value, sanitizer.reports()):
+        own = getattr(ended.exc_value, "report", None)  # the test may have taken it already
+        races = [own] if isinstance(own, sanitizer.Report) else sanitizer.reports()
+        with _shortened(ended.exc_value, races):
             hook(ended)
 
     threading.excepthook = shortened
@@ -731,8 +733,6 @@ def _shortened(error, races):
     changed = []
     while error is not None:
         titles = [race.title for race in races if race.text(kind="") in str(error)]
-        if not titles and type(error).__name__ == "DataRaceError" and error.report:
-            titles = [error.report.title]  # found by another thread than the one that raises it
         if titles:
             changed.append((error, error.args))
             error.args = ("\n".join(titles),)
