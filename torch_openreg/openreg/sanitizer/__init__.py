@@ -22,11 +22,9 @@ import threading
 import traceback
 import warnings
 
-from torch.autograd import graph as _graph
-
 from ... import _C
 from ..device import internal_waits
-from . import _mistakes, _processes
+from . import _mistakes, _names, _processes
 from ._advice import Help
 from ._reports import Access, Frame, Report, keep_backward, make_report
 
@@ -159,10 +157,9 @@ def _take_left():
 def _note_backward(task):
     """The engine's thread looks up the thread that waits for its backward pass. If exactly one
     thread waits, that is the one."""
-    run = _graph._engine_run_backward.__code__
-    waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
-    if len(waiting) == 1:
-        lines = traceback.walk_stack(waiting[0])
+    frame = _names.waiting_frame()
+    if frame is not None:
+        lines = traceback.walk_stack(frame)
         keep_backward(task, tuple(itertools.starmap(Frame.of, lines)))
 
 

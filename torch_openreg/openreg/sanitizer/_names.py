@@ -151,7 +151,7 @@ def _expression(frame):
 
 
 def written_name(frame):
-    """What a line writes in place: ``x`` of ``x.mul_(2)``, ``x *= 2``, ``x[0] = 2``, ``out=x``."""
+    """The name that a line writes: ``x`` of ``x.mul_(2)``, ``x *= 2``, ``x[0] = 2``, ``out=x``."""
     call, node = _expression(frame)
     if isinstance(node, ast.AugAssign) and not isinstance(call, ast.Call):
         return ast.unparse(node.target)
@@ -172,7 +172,7 @@ _COPIES = ("to", "cpu", "cuda", "clone", "contiguous", "float", "half", "numpy",
 
 
 def read_name(frame):
-    """What a line with one operand reads: ``x`` of ``x.to(...)``, ``y.copy_(x)``, ``x + 1``."""
+    """The name that a line of one operand reads: ``x`` of ``x.to()``, ``y.copy_(x)``, ``x + 1``."""
     expression, _ = _expression(frame)
     if isinstance(expression, ast.BinOp):
         names = [expression.left, expression.right]
@@ -218,8 +218,8 @@ class Variable(NamedTuple):
         return (code.co_filename, code.co_name) == (frame.filename, frame.name)
 
 
-def _waiting_frame():
-    """Of the one thread that waits for a backward pass."""
+def waiting_frame():
+    """The frame of the one thread that waits for a backward pass; None if it is not one."""
     run = _graph._engine_run_backward.__code__
     waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
     return waiting[0] if len(waiting) == 1 else None
@@ -236,22 +236,28 @@ def live_frames(is_folded):
             frame = frame.f_back
 
     found = list(itertools.islice(own(sys._getframe()), _FRAMES))
-    return found or list(itertools.islice(own(_waiting_frame()), _FRAMES))
+    return found or list(itertools.islice(own(waiting_frame()), _FRAMES))
 
 
-def _locals(frame):
-    """Before Python 3.13 a function's frame keeps the dict, and with it what the function deletes
-    later. So it is emptied, unless the program has it too, from ``locals()``."""
+def is_function(frame):
+    """Whether the frame has variables of its own."""
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def locals_of(frame):
+    """A copy of a frame's variables. Before Python 3.13 a function's frame keeps the dict, and with
+    it what the function deletes later. So it is emptied, unless the program has it too, from
+    ``locals()``."""
     held = frame.f_locals
-    found = dict(itertools.islice(held.items(), _VARIABLES))
-    of_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
-    if of_function and sys.getrefcount(held) == 3:  # the frame, this function, and the argument
+    found = dict(held)
+    kept = is_function(frame) and sys.version_info < (3, 13)
+    if kept and sys.getrefcount(held) == 3:  # the frame, this function, and the argument
         held.clear()
     return found
 
 
 def _variables(frame):
-    local = _locals(frame)
+    local = dict(itertools.islice(locals_of(frame).items(), _VARIABLES))
     yield from local.items()
     for name in frame.f_code.co_names:
         if name not in local and name in frame.f_globals:
@@ -259,7 +265,7 @@ def _variables(frame):
 
 
 def _inside(name, value):
-    """What a variable's value holds: (name, value) each."""
+    """Yields (name, value) of each part of a variable's value."""
     if isinstance(value, torch.nn.Module):
         for part, tensor in (*value.named_parameters(), *value.named_buffers()):
             yield f"{name}.{_indexed(part)}", tensor

@@ -569,7 +569,7 @@ def _memory(given, sides, live):
     return Memory(name, dtype, size, user_frame(made))
 
 
-# What was found while the frames of a report were alive, by the moments of its accesses.
+# (report, whether its frames were alive), by number and the moments of its accesses.
 _made = {}
 _KEPT_REPORTS = 2000
 
@@ -577,12 +577,14 @@ _KEPT_REPORTS = 2000
 def make_report(given, is_alive=False):
     """Makes a Report from the core's data. `is_alive`: in the call that makes the later access."""
     key = given["number"], *given["order"][:2]
-    known = _made.get(key)
+    known, was_alive = _made.get(key, (None, False))
     if known is not None and not is_alive:
         return known
     report = _new_report(given, Live(is_alive))
-    if key[1:] != (0, 0):  # else it is not kept, and its number comes again
-        _made.setdefault(key, report)  # of a conflict that is raised again, the first
+    # A conflict that is raised again keeps its first report. One that is not kept has no moments,
+    # and its number comes again.
+    if not was_alive and key[1:] != (0, 0):
+        _made[key] = report, is_alive
     if len(_made) > _KEPT_REPORTS:
         del _made[next(iter(_made))]
     return report

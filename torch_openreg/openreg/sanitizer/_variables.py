@@ -6,7 +6,6 @@ replay, and nothing has written it since the last one, `x = new` was probably me
 for each of several tensors, with one variable.
 """
 
-import inspect
 import sys
 import weakref
 
@@ -14,6 +13,7 @@ import torch
 
 from ... import _C
 from .._utils import type_name
+from ._names import is_function, locals_of
 from ._reports import is_users
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may have no storage
@@ -28,20 +28,6 @@ def _storage_of(value):
     return value.untyped_storage().data_ptr()
 
 
-def _is_function(frame):
-    return frame.f_code.co_flags & inspect.CO_OPTIMIZED
-
-
-def _locals_of(frame):
-    """A copy of the variables of a function's frame. Before Python 3.13 the frame keeps the dict
-    that it returns here, which would hold the tensors."""
-    kept = frame.f_locals
-    found = dict(kept)
-    if isinstance(kept, dict) and sys.getrefcount(kept) <= 3:  # the frame's, `kept`, the argument
-        kept.clear()
-    return found
-
-
 class _Locals:
     """Those of the innermost call of a function; none if no call is on the stack."""
 
@@ -52,7 +38,7 @@ class _Locals:
         frame = sys._getframe(1)
         while frame is not None and frame.f_code is not self.code:
             frame = frame.f_back
-        return {} if frame is None else _locals_of(frame)
+        return {} if frame is None else locals_of(frame)
 
 
 class _Attributes:
@@ -70,8 +56,8 @@ def _scopes():
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            if _is_function(frame):
-                found = _locals_of(frame)
+            if is_function(frame):
+                found = locals_of(frame)
                 yield _Locals(frame), found
                 owner = found.get("self")
                 if type(owner).__weakrefoffset__ and hasattr(owner, "__dict__"):
