@@ -1,6 +1,6 @@
-# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, judges, integration, libraries, lint, format,
-# Targets: sanitize, bench, build, ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs,
-# Targets: compile_commands, wheels, clean.
+# Targets: demo, test, test-all, test-drivers, soak, fuzz, conformance, upstream, judges, integration,
+# Targets: libraries, lint, format, sanitize, bench, build, ctest, ctest-aarch64, ctest-page64k, clang,
+# Targets: model, mutate, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -14,8 +14,9 @@ include csrc/core.mk
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(CORE_HEADER))
 CC ?= cc
 
-.PHONY: help demo test test-all soak fuzz conformance upstream judges integration libraries lint format sanitize
-.PHONY: bench build ctest ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
+.PHONY: help demo test test-all test-drivers soak fuzz conformance upstream judges integration libraries
+.PHONY: lint format sanitize bench build ctest ctest-aarch64 ctest-aarch64-files ctest-page64k
+.PHONY: ctest-page64k-files ctest-musl
 .PHONY: ctest-musl-files clang clang-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
@@ -84,6 +85,20 @@ test: build ctest
 test-all: test
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m slow tests
 
+# The same tests on other drivers: all of them on the example plugin, those of streams on the OpenCL driver; or
+# DRIVER: vendor, vendor_nomap, opencl or paths of libraries, and ARGS: pytest's. What fails there is declared in
+# tests/drivers/declared.py.
+DRIVER ?= vendor $(if $(OPENCL),opencl)
+
+test-drivers: build ctest
+	@failed=; for driver in $(DRIVER); do \
+	  case $$driver in */*) library=$$driver;; *) library=$(CURDIR)/$(D_debug)/lib$$driver.so;; esac; \
+	  case $$driver in opencl) tests=tests/streams;; *) tests=tests;; esac; \
+	  echo "== $$library"; \
+	  OPENREG_PLUGIN=$$library PYTHONPATH=$(CURDIR)/tests \
+	    $(PY) -m pytest -p drivers.plugin $(SIDE_BY_SIDE) $(or $(ARGS),$$tests) || failed="$$failed $$driver"; \
+	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
 # All samples of PyTorch's operator database, random programs over views and dtypes, and random programs of
 # which the sanitizer says nothing; `make test` takes one of each operator and dtype, or a few. ARGS: of the
 # database alone, see --help.
@@ -132,8 +147,8 @@ integration: build $(INTEGRATION_STAMP)
 	  tests/packaging/test_docs.py
 
 # Other libraries' own tests for CUDA, with the versions that .ci/libraries.txt pins. LIBRARY, SOURCE,
-# SANITIZER=1, LIMIT, ARGS and PAGE: see docs/libraries.md. Their environment sees the packages of $(VENV) and
-# changes none of them.
+# SANITIZER=1, LIMIT, CONTINUE=1, ARGS and PAGE: see docs/libraries.md. Their environment
+# sees the packages of $(VENV) and changes none of them.
 LIBRARIES_VENV := $(VENV)/libraries
 LIBRARIES_PY := $(LIBRARIES_VENV)/bin/python
 LIBRARIES_STAMP := $(VENV)/libraries.stamp
@@ -152,7 +167,7 @@ libraries: PAGE ?= docs/libraries.md
 libraries: build $(LIBRARIES_STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(LIBRARIES_PY) -m libraries --library '$(LIBRARY)' --source '$(SOURCE)' \
 	  --jobs $(JOBS) --page '$(PAGE)' $(if $(LIMIT),--limit $(LIMIT)) \
-	  $(if $(SANITIZER),--sanitizer) -- $(ARGS)
+	  $(if $(SANITIZER),--sanitizer) $(if $(CONTINUE),--continue) -- $(ARGS)
 
 # The site of the documentation, in build/docs. -E: Sphinx does not read a page again for what conf.py adds to it.
 DOCS_STAMP := $(VENV)/docs.stamp
@@ -171,7 +186,11 @@ CORE_SOURCES := $(wildcard $(CORE_FILES))
 TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
-BENCH_SOURCES := $(wildcard benchmarks/*.c)
+OPENCL_SOURCES := $(wildcard plugins/opencl/*.c)
+# The driver is built and tested where OpenCL is installed (.ci/packages.txt).
+OPENCL := $(wildcard /usr/include/CL/cl.h)
+# opencl.py compiles opencl.c, where OpenCL is installed.
+BENCH_SOURCES := $(filter-out benchmarks/opencl.c,$(wildcard benchmarks/*.c))
 INPUT_CORPUS := $(wildcard tests/c/inputs/corpus/*)
 # The runtime is the core without its tools.
 RUNTIME_SOURCES := $(filter-out csrc/openreg/tools/% csrc/openreg/sanitizer/%,$(CORE_SOURCES))
@@ -239,6 +258,14 @@ $$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$(inputs) -o $$@ \
 	  -Wl,-rpath,'$$$$ORIGIN'
+# A plugin that was built against the first version of the header.
+$$(D_$(1))/libvendor_abi.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE) tests/c/abi/openreg.h
+	$$(say)$$(CC) -shared -Itests/c/abi $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ \
+	  -Wl,-rpath,'$$$$ORIGIN'
+$$(D_$(1))/libopencl.so: $$(OPENCL_SOURCES) $$(wildcard plugins/opencl/*.h) plugins/opencl/kernels.cl \
+    $$(D_$(1))/$(CORE)
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -Wa,-Iplugins/opencl -MF $$@.d \
+	  $$(filter-out %.cl,$$(inputs)) -o $$@ -Wl,-rpath,'$$$$ORIGIN' -lOpenCL -lm
 $$(D_$(1))/bare: tests/c/bare/program.c $$(RUNTIME_SOURCES:csrc/openreg/%.c=$$(D_$(1))/core/%.o)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
 # With config.c inside of it.
@@ -250,10 +277,12 @@ $$(D_$(1))/libpage64k.so: tests/c/preload/page64k.c
 	@mkdir -p $$(@D)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$< $$(D_$(1))/$(CORE) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
 FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
-  $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
+  $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so \
+    $$(D_$(1))/libvendor_abi.so) \
+  $$(if $$(filter release debug,$(1)),$$(if $$(OPENCL),$$(D_$(1))/libopencl.so)) \
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
 -include $$(wildcard $$(D_$(1))/*/*/*.d $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef

@@ -618,7 +618,7 @@ def pytest_pyfunc_call(pyfuncitem):
     found = testing.explore(
         run, preemptions=option.openreg_preemptions, limit=option.openreg_limit, progress=False
     )
-    pyfuncitem.user_properties.append(("openreg_search", str(found).splitlines()[0]))
+    pyfuncitem.user_properties.append(("openreg_search", found._headline()[0]))
     if found.ok and not run.skips:
         return True
     tapes = [seed for seed in found.different if seed != "early"]
@@ -641,11 +641,11 @@ def openreg_device():
     errors belong to this test."""
     import torch
 
-    import torch_openreg  # noqa: F401
+    from torch_openreg.openreg._utils import OWN_NAME
 
     if not torch.openreg.device_count():
-        pytest.fail("openreg_device: there is no openreg device (is OPENREG_DEVICE_COUNT 0?)")
-    yield torch.device("openreg:0")
+        pytest.fail(f"openreg_device: there is no {OWN_NAME} device (is OPENREG_DEVICE_COUNT 0?)")
+    yield torch.device(OWN_NAME, 0)
     _synchronize()
 
 
@@ -889,7 +889,14 @@ def _show_reports(terminalreporter, found):
         tests = list(dict.fromkeys(where for where, _ in group))
         more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
         terminalreporter.write_sep("_", f"{number}: {tests[0]}{more}")
-        terminalreporter.line(group[0][1]["text"])
+        terminalreporter.line(_painted(terminalreporter, group[0][1]["text"]))
+
+
+def _painted(terminalreporter, text):
+    """By --color, NO_COLOR and FORCE_COLOR, as the rest of the report."""
+    from torch_openreg.openreg import _messages
+
+    return _messages.paint(text) if terminalreporter._tw.hasmarkup else text
 
 
 def _say_watched(terminalreporter, config, found):
@@ -933,7 +940,7 @@ def _say_skipped_without_cuda(terminalreporter, config):
     if skipped:
         terminalreporter.section("openreg")
         terminalreporter.line(
-            f"{_count(skipped, 'test')} skipped for want of CUDA: with OPENREG_AS_CUDA=1 in the "
+            f"{_count(skipped, 'test')} skipped for want of CUDA: with OPENREG_AS_CUDA=1 in the\n"
             "environment, cuda is the simulated device, and they run"
         )
 

@@ -61,6 +61,12 @@ def headers():
     return found
 
 
+def installed_files():
+    """What goes into the package besides what is compiled, in the same form."""
+    # `python -m torch_openreg new-device` writes it.
+    return headers() | {"_new_device/driver.c": ROOT / "docs/examples/vendor/vendor.c"}
+
+
 def escape(path):
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
@@ -195,7 +201,7 @@ class BuildNative(build_ext):
         for header in (package / "include").rglob("*.h"):  # from an older build
             if str(header.relative_to(package)) not in headers():
                 header.unlink()
-        for relative, source in headers().items():
+        for relative, source in installed_files().items():
             replace_if_changed(package / relative, source.read_bytes())
         replace_if_changed(package / "lib/libopenreg.so", LINKER_SCRIPT.encode())
         version = self.distribution.get_version()  # of a wheel for an index with its suffix
@@ -208,7 +214,7 @@ class BuildNative(build_ext):
     def get_outputs(self):
         package = self.package_folder()
         name = Path(self.get_ext_filename(f"{PACKAGE}._C")).name
-        made = [name, f"lib/{CORE}", "lib/libopenreg.so", "_build_info.py", *headers()]
+        made = [name, f"lib/{CORE}", "lib/libopenreg.so", "_build_info.py", *installed_files()]
         return [str(package / relative) for relative in made]
 
     def get_output_mapping(self):

@@ -13,7 +13,7 @@ from pathlib import Path
 BELOW = {
     "torch": [],
     "task": ["torch"],
-    "aten": ["torch", "task"],
+    "aten": ["torch", "task", "../torch_openreg/_triton"],  # what generated C++ includes, too
     "aten/ops": ["torch", "task", "aten"],
     "distributed": ["torch", "task"],
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 LAYERS = ("base", "device", "stream", "cache", "tools", "sanitizer")  # the lowest first
 # Files that may use each other in a circle: the engine, and the caching allocator.
 ENGINE = ("capture", "context", "event", "failure", "stream", "task", "worker")
-ALLOCATOR = ("cache", "history", "private_pool", "segment")
+ALLOCATOR = ("cache", "history", "ipc", "private_pool", "segment")
 CIRCLES = ({f"stream/{name}.c" for name in ENGINE}, {f"cache/{name}.c" for name in ALLOCATOR})
 
 

@@ -22,7 +22,9 @@ import pytest_openreg
 import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 600  # seconds; for a program that hangs, far above what any takes
+# `make test-drivers`: the driver that all programs run on but those that are given another.
+PLUGIN = os.environ.get("OPENREG_PLUGIN")
+LIMIT = 60 if PLUGIN else 600  # seconds; for a program that hangs, far above what any takes
 
 
 # With OPENREG_SANITIZER=1 pytest_openreg watches every test; here that goes on after a report, and
@@ -35,7 +37,8 @@ _node = None  # the test that runs
 
 def _variables():
     """Of a program that is given none."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    variables = kept | ({"OPENREG_PLUGIN": PLUGIN} if PLUGIN else {})
     variables["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr when a profile starts and stops
     path = [os.path.join(HERE, "support"), HERE]
     path += filter(None, [variables.get("PYTHONPATH")])
@@ -46,6 +49,12 @@ def _variables():
 _server = ForkServer(
     os.path.join(tempfile.mkdtemp(prefix="openreg-tests-"), "socket"), _variables()
 )
+
+
+def pytest_runtest_setup(item):
+    simulated = item.get_closest_marker("simulated_device")
+    if PLUGIN and simulated:
+        pytest.skip(f"about the simulated device: {simulated.args[0]}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,6 +93,8 @@ def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
 
     With `fresh`, which is for programs about the import of PyTorch, in an interpreter of its own;
     with other variables than the device's too, as these may be read by that import."""
+    if PLUGIN and "OPENREG_DEVICE_MEMORY" in (env or {}) and "OPENREG_PLUGIN" not in env:
+        pytest.skip("about the simulated device: OPENREG_DEVICE_MEMORY is its capacity")
     arguments = [str(argument) for argument in arguments]
     option = bool(arguments) and arguments[0].startswith("-") and arguments[0] != "-m"
     forked = not (option or fresh or "LD_PRELOAD" in os.environ)

@@ -14,13 +14,12 @@ try:
     from ._build_info import VERSION as __version__
 except ImportError as error:
     raise ImportError(
-        f"{Path(__file__).resolve().parent.parent} is the source of torch_openreg, which is not "
-        "built there, and Python takes it before an installed package: run 'make build' in it, or "
-        "start Python in another folder"
+        f"{Path(__file__).resolve().parent.parent} is the source of torch_openreg,\n"
+        "  which is not built there, and Python takes it before an installed package\n"
+        "  help: run 'make build' in it, or start Python in another folder"
     ) from error
 
 _PACKAGE_DIR = Path(__file__).resolve().parent
-_registered = False
 
 
 def _minor(version):
@@ -59,23 +58,48 @@ def _check_torch_version(torch_version):
         pip = f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation --no-cache-dir"
         raise ImportError(
             f"torch_openreg {__version__} was built for PyTorch {_minor(_BUILT_FOR)} "
-            f"({_BUILT_FOR}) and cannot be used with PyTorch {torch_version}; "
-            f"this builds it again:\n  {pip} --force-reinstall --no-deps {_source()}"
+            f"({_BUILT_FOR})\n"
+            f"  and cannot be used with PyTorch {torch_version}; this builds it again:\n"
+            f"  {pip} --force-reinstall --no-deps {_source()}"
         )
 
 
 def _autoload():
     """Registers the device with PyTorch, once. ``import torch`` calls it as an entry point."""
-    global _registered
-    if _registered:
-        return
+    from . import _packages
+
+    if _packages.own is None and not _packages.load():
+        register_device("openreg", __name__)
+
+
+def register_device(name, package, driver=""):
+    """Gives this process's device its name and its driver; ``torch.NAME`` is its module. A package
+    that ``python -m torch_openreg new-device`` has written calls it when it is imported.
+
+    Args:
+        name: of the device: lower-case letters, with underscores between them.
+        package: the package's ``__name__``.
+        driver: the path of the driver, a plugin for the type "openreg", which is loaded at the
+            first use of a device. OPENREG_PLUGIN takes precedence; if it is empty, the devices are
+            simulated, as they are without a driver.
+
+    Raises ImportError if the process has the device of another package, and ValueError for a name
+    that PyTorch cannot give to a device.
+    """
     import torch
 
-    _check_torch_version(torch.__version__)
-    from . import _registration
+    from . import _packages
 
-    _registration.register()
-    _registered = True
+    if _packages.is_registered(name, package):
+        return
+    _check_torch_version(torch.__version__)
+    from . import _device_name, _registration
+
+    refusal = name != "openreg" and _device_name.refusal(name)
+    if refusal:
+        raise ValueError(f"register_device: {refusal}")
+    _registration.register(name, driver)
+    _packages.own = name, package
     if os.environ.get("OPENREG_AS_CUDA", "0") != "0":
         from . import _as_cuda
 
@@ -100,6 +124,17 @@ def as_cuda(force=False):
     from . import _as_cuda
 
     _as_cuda.install(force)
+
+
+def triton():
+    """Makes Triton launch its kernels on this device, for programs that say "openreg"; under
+    ``--as-cuda`` it does so by itself. docs/triton.md has what works.
+
+    Raises ImportError without Triton, and RuntimeError for a version that is not tested.
+    """
+    from . import _triton
+
+    _triton.activate()
 
 
 def get_include():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .openreg import _messages, sanitizer
+from .openreg._utils import OWN_MODULE, OWN_NAME
 from .openreg.testing import explore
 
 STEPS = 8
@@ -24,17 +25,17 @@ def batches():
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).to("openreg")
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).to(OWN_NAME)
 
 
 def train(data, waits):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    compute, copies = torch.accelerator.current_stream(), torch.Stream(device="openreg")
+    compute, copies = torch.accelerator.current_stream(), torch.Stream(device=OWN_NAME)
     for inputs, targets in data:
         with copies:  # while the step before is still being computed
-            x = inputs.to("openreg", non_blocking=True)
-            y = targets.to("openreg", non_blocking=True)
+            x = inputs.to(OWN_NAME, non_blocking=True)
+            y = targets.to(OWN_NAME, non_blocking=True)
         if waits:
             compute.wait_stream(copies)
         loss = nn.functional.mse_loss(model(x), y)
@@ -70,12 +71,12 @@ def _seek(data, waits):
 
 def _show(reports, found):
     for report in reports:
-        _say(textwrap.indent(report.text(colour=_messages.wants_colour(sys.stdout)), "  "))
+        _say(report.text(colour=_messages.wants_colour(sys.stdout)))
         _say("\n" + textwrap.indent(report.picture(), "  "))
     if not reports:
-        _say(f"  The sanitizer: nothing to report of {STEPS} steps on openreg:0.")
+        _say(f"The sanitizer: nothing to report of {STEPS} steps on {OWN_NAME}:0.")
     _say()
-    _say(textwrap.indent(f"torch.openreg.testing.explore: {found}", "  "))
+    _say(f"{OWN_MODULE}.testing.explore:\n{found}")
 
 
 def main():

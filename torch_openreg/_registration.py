@@ -43,12 +43,16 @@ def _import_after(theirs, ours):
         sys.meta_path.insert(0, _AfterImport(theirs, ours))
 
 
-class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes a module of torch.openreg the same as in torch_openreg.openreg, so that its classes are
-    not duplicated."""
+def register_for_inductor():
+    _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")
 
-    def __init__(self, names):
-        self.names = {f"torch.openreg.{name}" for name in names}
+
+class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes a module of the device's module in torch the same as in torch_openreg.openreg, so that
+    its classes are not duplicated."""
+
+    def __init__(self, module, names):
+        self.names = {f"{module}.{name}" for name in names}
 
     def find_spec(self, name, path, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name in self.names else None
@@ -70,24 +74,37 @@ def _at_exit():
         sanitizer._at_exit()
 
 
-def register():
-    torch.utils.rename_privateuse1_backend("openreg")
-    from . import _C, openreg
-    from ._patches import accelerator, data_parallel, default_type, dlpack, python_kernels, refusals
+def _add_module(name, openreg):
+    torch._register_device_module(name, openreg)
+    sys.meta_path.insert(0, _BothNames(f"torch.{name}", openreg.SUBMODULES))
+    if name != "openreg":  # what documentation and tests of torch_openreg say
+        torch.openreg = sys.modules["torch.openreg"] = openreg
+        sys.meta_path.insert(0, _BothNames("torch.openreg", openreg.SUBMODULES))
 
-    torch._register_device_module("openreg", openreg)
-    sys.meta_path.insert(0, _BothNames(openreg.SUBMODULES))
+
+def register(name, driver):
+    torch.utils.rename_privateuse1_backend(name)
+    from . import _C
+
+    if name != "openreg":
+        _C._name_devices(name, os.fspath(driver))
+    from . import _sharing, openreg
+    from ._patches import accelerator, data_parallel, default_type, dlpack, python_kernels
+
+    _add_module(name, openreg)
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     atexit.register(_at_exit)
     atexit.register(_C._stop_autograd_device_threads)
-    for patches in (accelerator, data_parallel, default_type, refusals, dlpack, python_kernels):
+    for patches in (accelerator, data_parallel, default_type, dlpack, python_kernels, _sharing):
         patches.install()
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
-    _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")
+    if torch.__version__ < "2.15":  # which calls _inductor_backend_init of the device's module
+        register_for_inductor()
     _import_after("torch.utils._runtime_estimation", "torch_openreg._compile.estimates")
+    _import_after("torch._functorch._aot_autograd.streams", "torch_openreg._compile.deallocations")
     _import_after("torch.nn.attention.flex_attention", "torch_openreg._compile.flex")
     if torch.distributed.is_available():
         from .openreg import distributed

@@ -20,6 +20,7 @@ import traceback
 import warnings
 
 from . import _C, _commands, as_cuda
+from ._patches import replace
 from .openreg import _messages, sanitizer
 from .openreg.device import synchronize_all
 from .openreg.sanitizer import _mistakes, _processes
@@ -166,6 +167,8 @@ def _report_host_accesses(options):
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
     _C._host_access_operators()
+    # PyTorch 2.15 calls a custom operator's kernel in Python without observers of operators.
+    replace("torch._ops.OpOverload._can_enable_pyobj_dispatch", lambda operator: False)
     if options.ending:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         _C._host_access_output(os.open(options.ending + HOST_ACCESS, flags, 0o600))
@@ -185,9 +188,9 @@ def _show_reports_without_a_prefix():
     plain = warnings.formatwarning
 
     def formatted(message, *where, **line):
-        if str(message) == getattr(sanitizer._last, "text", None):
-            colour = _messages.wants_colour(sys.stderr)
-            return f"{sanitizer._last.report.text(colour)}\n\n"
+        report = sanitizer._report_of(str(message))
+        if report:
+            return f"{report.text(_messages.wants_colour(sys.stderr))}\n\n"
         return plain(message, *where, **line)
 
     warnings.formatwarning = formatted

@@ -9,20 +9,18 @@
 It needs the extra ``lightning``: ``pip install 'torch_openreg[lightning]'``.
 """
 
-import functools
-
 import torch
 
 try:
     import lightning
 except ImportError as error:
     raise ImportError(
-        "torch_openreg.lightning needs lightning: pip install 'torch_openreg[lightning]'"
+        "torch_openreg.lightning needs lightning\n  help: pip install 'torch_openreg[lightning]'"
     ) from error
 if not lightning.__version__.startswith("2.6."):
     raise ImportError(
-        f"torch_openreg.lightning needs lightning 2.6, found {lightning.__version__}:"
-        " pip install 'torch_openreg[lightning]'"
+        f"torch_openreg.lightning needs lightning 2.6, found {lightning.__version__}\n"
+        "  help: pip install 'torch_openreg[lightning]'"
     )
 
 from lightning.fabric import accelerators as fabric_accelerators
@@ -34,6 +32,10 @@ from lightning.pytorch import strategies as trainer_strategies
 from lightning.pytorch.plugins.precision import MixedPrecision as TrainerMixedPrecision
 from lightning.pytorch.trainer.connectors import accelerator_connector as trainer_connector
 
+from . import openreg
+from ._patches import wrapped
+from .openreg._utils import OWN_NAME, a_device
+
 __all__ = ["OpenRegAccelerator"]
 
 
@@ -44,19 +46,19 @@ class OpenRegAccelerator(trainer_accelerators.Accelerator):
     """
 
     def setup_device(self, device):
-        if device.type != "openreg":
-            raise ValueError(f"expected an openreg device, got '{device}'")
-        torch.openreg.set_device(device)
+        if device.type != OWN_NAME:
+            raise ValueError(f"expected {a_device()}, got '{device}'")
+        openreg.set_device(device)
 
     def teardown(self):
         """Leaves the device as it is: later work may use its cache."""
 
     def get_device_stats(self, device):
-        return torch.openreg.memory_stats(device)
+        return openreg.memory_stats(device)
 
     @staticmethod
     def parse_devices(devices):
-        count = torch.openreg.device_count()
+        count = openreg.device_count()
         refusal = ValueError(
             f"devices={devices!r}: expected a number from 1 to {count}, or different indices from 0"
             f" to {count - 1}"
@@ -78,19 +80,19 @@ class OpenRegAccelerator(trainer_accelerators.Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices):
-        return [torch.device("openreg", index) for index in devices]
+        return [torch.device(OWN_NAME, index) for index in devices]
 
     @staticmethod
     def auto_device_count():
-        return torch.openreg.device_count()
+        return openreg.device_count()
 
     @staticmethod
     def is_available():
-        return torch.openreg.is_available()
+        return openreg.is_available()
 
     @staticmethod
     def name():
-        return "openreg"
+        return OWN_NAME
 
 
 def _no_device_ids():
@@ -101,11 +103,9 @@ def _complete(connector, single_device, mixed_precision, precision_name, precisi
     """Lightning asks the registered accelerator for its devices. For an accelerator that it does
     not support it then takes the CPU as the one device, CUDA's streams for DDP and CUDA's autocast.
     These two methods of its connectors decide all that."""
-    init_strategy, init_precision = connector._init_strategy, connector._check_and_init_precision
 
-    @functools.wraps(init_strategy)
-    def _init_strategy(self):
-        init_strategy(self)
+    def _init_strategy(original, self):
+        original(self)
         if not isinstance(self.accelerator, OpenRegAccelerator):
             return
         if isinstance(self.strategy, single_device) and self.strategy.root_device.type == "cpu":
@@ -114,23 +114,23 @@ def _complete(connector, single_device, mixed_precision, precision_name, precisi
             if hasattr(self.strategy, name):
                 setattr(self.strategy, name, _no_device_ids)
 
-    @functools.wraps(init_precision)
-    def _check_and_init_precision(self):
+    def _check_and_init_precision(original, self):
         name = getattr(self, precision_name)
         ours = isinstance(self.accelerator, OpenRegAccelerator)
         if ours and name in ("16-mixed", "bf16-mixed") and not getattr(self, precision_given):
-            return mixed_precision(name, "openreg")
-        return init_precision(self)
+            return mixed_precision(name, OWN_NAME)
+        return original(self)
 
-    connector._init_strategy = _init_strategy
-    connector._check_and_init_precision = _check_and_init_precision
+    for function in (_init_strategy, _check_and_init_precision):
+        name = function.__name__
+        setattr(connector, name, wrapped(getattr(connector, name), function))
 
 
 for registry in (
     fabric_accelerators.ACCELERATOR_REGISTRY,
     trainer_accelerators.AcceleratorRegistry,
 ):
-    registry.register("openreg", OpenRegAccelerator, "the simulated devices of torch_openreg")
+    registry.register(OWN_NAME, OpenRegAccelerator, "the devices of torch_openreg")
 _complete(
     fabric_connector._Connector,
     fabric_strategies.SingleDeviceStrategy,

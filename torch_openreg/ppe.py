@@ -17,8 +17,11 @@ try:
     from pytorch_pfn_extras import runtime
 except ImportError as error:
     raise ImportError(
-        "torch_openreg.ppe needs pytorch-pfn-extras: pip install 'torch_openreg[ppe]'"
+        "torch_openreg.ppe needs pytorch-pfn-extras\n  help: pip install 'torch_openreg[ppe]'"
     ) from error
+
+from . import openreg
+from .openreg._utils import OWN_NAME, a_device
 
 __all__ = ["OpenRegRuntime", "prefetch"]
 
@@ -40,15 +43,15 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
     """
 
     def __init__(self, device_spec, options):
-        if torch.device(device_spec).type != "openreg":
-            raise ValueError(f"expected an openreg device, got '{device_spec}'")
+        if torch.device(device_spec).type != OWN_NAME:
+            raise ValueError(f"expected {a_device()}, got '{device_spec}'")
         self._prefetch = _option(options, "prefetch", False, bool)
         autocast = _option(options, "autocast", False, (bool, dict))
         if isinstance(autocast, bool):
             autocast = {"enabled": autocast}
         scaler = _option(options, "grad_scaler", None, (torch.amp.GradScaler, type(None)))
         # Without a device the base class would use CUDA, and no scaler.
-        autocast = {"device_type": "openreg", **autocast}
+        autocast = {"device_type": OWN_NAME, **autocast}
         super().__init__(device_spec, {"autocast": autocast})
         self.options = options
         self._grad_scaler = scaler
@@ -58,7 +61,7 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
     def stream(self):
         """The stream on which prefetched batches are copied."""
         if self._stream is None:
-            self._stream = torch.openreg.Stream(self.device_spec)
+            self._stream = openreg.Stream(self.device_spec)
         return self._stream
 
     def move_module(self, module):
@@ -90,11 +93,11 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
 
     def train_epoch_end(self, module):
         """Waits for the device, so that a kernel's error surfaces in the epoch it belongs to."""
-        torch.openreg.synchronize(self.device_spec)
+        openreg.synchronize(self.device_spec)
 
     def train_validation_end(self, module):
         """Waits for the device, as train_epoch_end does."""
-        torch.openreg.synchronize(self.device_spec)
+        openreg.synchronize(self.device_spec)
 
     def map(self, func, iterable, out_keys=None, device="cpu"):
         """As in pytorch-pfn-extras; with ``prefetch`` the next batch is copied meanwhile."""
@@ -110,7 +113,7 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
 
     def _hand_over(self, batch, copied):
         """Allows work queued on the current stream from now on to use the batch."""
-        current = torch.openreg.current_stream(self.stream.device)
+        current = openreg.current_stream(self.stream.device)
         current.wait_event(copied)
         for part in _pytree.tree_leaves(batch):
             if isinstance(part, torch.Tensor) and part.device == current.device:
@@ -180,4 +183,4 @@ def _forget_first_batch(module):
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-runtime.runtime_registry.register("openreg", OpenRegRuntime)
+runtime.runtime_registry.register(OWN_NAME, OpenRegRuntime)

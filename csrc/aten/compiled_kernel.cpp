@@ -2,27 +2,23 @@
  * Runs the CPU kernels of torch.compile's generated code as tasks of a stream, and allocates the
  * memory that they write.
  *
- * A CompiledKernel belongs to Python. A task holds addresses and numbers by value, and the entry of
- * the kernel, which is never unloaded. It holds no tensor: the order of the stream alone keeps
- * memory alive, as for every operator. On a device whose memory kernels cannot reach, the kernel
+ * A CompiledKernel belongs to Python. On a device whose memory kernels cannot reach, the kernel
  * runs at once on copies in host memory, as operators do there.
  */
-#include <ATen/core/Tensor.h>
+#include "compiled_kernel.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <array>
+#include <climits>
 #include <cstring>
-#include <memory>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -32,8 +28,6 @@
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
-#include "../task/kernel_memory.h"
-#include "../task/task.h"
 #include "../task/tensor_accesses.h"
 #include "../task/tensor_metadata.h"
 
@@ -41,49 +35,148 @@ namespace py = pybind11;
 
 namespace torch_openreg {
 
-namespace {
-
-/* The function that torch_openreg/_compile/kernels.py generates beside a kernel to call it. */
-using Entry = void (*)(void *const *pointers, const int64_t *numbers);
-
-/* Keeps the name of a task as long as the process runs. Called under the GIL. */
-const char *kept(const std::string &name) {
+const char *keptName(const std::string &name) {
   static auto *names = new std::unordered_set<std::string>;
   return names->insert(name).first->c_str();
 }
 
-/* The memory of a tensor, or the value of a CPU tensor without dimensions. */
-struct Argument {
-  bool isValue = false;
-  KernelMemory memory;
-  size_t offset = 0;
-  alignas(16) std::array<char, 16> value{};
-};
-
-struct CompiledTask final : Task {
-  CompiledTask(const char *kernelName, c10::Device on, Entry function)
-      : Task(kernelName, on), entry(function) {}
-
-  void run() override {
-    c10::SmallVector<void *, 8> pointers;
-    for (Argument &argument : arguments) {
-      void *address = argument.isValue ? argument.value.data() : argument.memory.address();
-      pointers.push_back(static_cast<char *>(address) + argument.offset);
-    }
-    entry(pointers.data(), numbers.data());
+int64_t numberOf(PyObject *object, char role) {
+  int64_t number = 0;
+  if (role == 'n') {
+    number = PyLong_AsLongLong(object);
+  } else {
+    const double real = PyFloat_AsDouble(object);
+    std::memcpy(&number, &real, sizeof number);
   }
+  if (PyErr_Occurred() != nullptr) throw python_error();
+  return number;
+}
 
-  const Entry entry;
-  c10::SmallVector<Argument, 8> arguments;
-  c10::SmallVector<int64_t, 4> numbers;
-};
+namespace {
 
-/* A storage of a device without `map`, its copy on the host, and the tensors in it that the kernel
- * writes. Nothing else is copied back, because another stream may use it. */
-struct Copied {
-  at::Tensor bytes, host;
-  std::vector<at::Tensor> written;
-};
+void *followPointer(void *pointer, const char *place) {
+  if (pointer == nullptr) return nullptr;
+  void *address = nullptr;
+  const orError_t error = orMapForKernel(&address, pointer, 1);
+  TORCH_CHECK(error == orSuccess, place, ": a pointer that was read from memory is ", pointer,
+              ", which no kernel of this device reaches");
+  return address;
+}
+
+}  // namespace
+
+void CompiledTask::run() {
+  c10::SmallVector<void *, 17> pointers;  // of eight arguments
+  for (KernelArgument &argument : arguments) {
+    void *address = argument.isValue ? argument.value.data() : argument.memory.address();
+    pointers.push_back(static_cast<char *>(address) + argument.offset);
+  }
+  for (const KernelArgument &argument : arguments) {
+    pointers.push_back(static_cast<char *>(argument.memory.data) + argument.offset);
+  }
+  pointers.push_back(reinterpret_cast<void *>(&followPointer));
+  entry(pointers.data(), numbers.data());
+}
+
+namespace {
+
+/* Of memory of the device, or pinned memory. */
+KernelArgument mappedArgument(const at::Tensor &tensor, const char *name) {
+  checkFitsStorage(tensor, name);
+  KernelArgument argument;
+  argument.memory = KernelMemory(*tensor.storage().unsafeGetStorageImpl());
+  argument.offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  return argument;
+}
+
+KernelArgument argumentOf(const at::Tensor &tensor, c10::Device device, const char *name) {
+  KernelArgument argument;
+  if (device.is_cpu()) {
+    TORCH_CHECK_VALUE(tensor.is_cpu(), name, " runs on the CPU, where it cannot read a tensor of ",
+                      tensor.device());
+    argument.memory = KernelMemory::ofHost(tensor.data_ptr());
+    return argument;
+  }
+  if (tensor.device() == device) return mappedArgument(tensor, name);
+  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.dim() == 0, name, " runs on ", device,
+                    ", where it cannot read a tensor of ", tensor.device());
+  argument.isValue = true;
+  std::memcpy(argument.value.data(), tensor.const_data_ptr(), tensor.itemsize());
+  return argument;
+}
+
+/* The tensor in the host's copy of a storage that corresponds to `tensor`. */
+at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
+  return at::empty({0}, host.options().dtype(tensor.dtype()))
+      .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+/* All bytes of the tensor's storage. */
+at::Tensor bytesOf(const at::Tensor &tensor) {
+  const auto size = static_cast<int64_t>(tensor.storage().nbytes());
+  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
+}
+
+}  // namespace
+
+void CompiledCall::add(const at::Tensor &tensor, char role) {
+  task_->arguments.push_back(argumentOf(tensor, task_->device, task_->name));
+  tensors_.push_back({&tensor, role});
+}
+
+void CompiledCall::addPinned(const at::Tensor &tensor, char role) {
+  task_->arguments.push_back(mappedArgument(tensor, task_->name));
+  tensors_.push_back({&tensor, role});
+}
+
+void CompiledCall::report(orStream_t stream) const {
+  std::vector<at::Tensor> read, written;
+  for (const Used &used : tensors_) {
+    if (used.tensor->is_cpu()) continue;
+    if (used.role != 'w') read.push_back(*used.tensor);
+    if (used.role != 'r') written.push_back(*used.tensor);
+  }
+  reportTensors(task_->name, stream, written, read);
+}
+
+std::unordered_map<void *, CompiledCall::Copied> CompiledCall::storages() const {
+  std::unordered_map<void *, Copied> storages;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const KernelArgument &argument = task_->arguments[i];
+    if (!argument.memory.isOnDevice()) continue;
+    Copied &copied = storages[argument.memory.data];
+    if (!copied.bytes.defined()) copied.bytes = bytesOf(tensor(i));
+    if (role(i) != 'r') copied.written.push_back(tensor(i));
+  }
+  return storages;
+}
+
+void CompiledCall::runOnCopies(std::unordered_map<void *, Copied> copied) {
+  const at::AutoDispatchBelowADInplaceOrView kernels;  // record no gradient
+  for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
+  for (KernelArgument &argument : task_->arguments) {
+    if (!argument.memory.isOnDevice()) continue;
+    argument.memory = KernelMemory::ofHost(copied.at(argument.memory.data).host.mutable_data_ptr());
+  }
+  task_->run();
+  for (auto &[memory, copy] : copied) {
+    for (const at::Tensor &tensor : copy.written) tensor.copy_(likeIn(tensor, copy.host));
+  }
+}
+
+void CompiledCall::launch(orStream_t stream, int threads) && {
+  const int before = task_->caller.threads;
+  if (device().is_cpu() || !canMap(device().index())) {
+    auto copied = storages();
+    py::gil_scoped_release released;
+    const auto run = [&] { runOnCopies(std::move(copied)); };
+    return threads == 1 || before <= threads ? run() : asNarrowWorker(run);
+  }
+  task_->caller.threads = std::min(before, threads);
+  launchTask(std::move(task_), stream, {}, threads > 1 ? 0 : orLaunchAnyThread);
+}
+
+namespace {
 
 class CompiledKernel {
  public:
@@ -91,8 +184,8 @@ class CompiledKernel {
    * both; n is an integer, f a float. The kernel has room for the results of `threads` threads;
    * with 1 it does not divide its work. */
   CompiledKernel(size_t entry, const std::string &name, std::string roles, int threads)
-      : entry_(reinterpret_cast<Entry>(entry)),
-        name_(kept(name)),
+      : entry_(reinterpret_cast<KernelEntry>(entry)),
+        name_(keptName(name)),
         roles_(std::move(roles)),
         threads_(threads) {
     TORCH_CHECK_VALUE(roles_.find_first_not_of("rwbnf") == std::string::npos, name,
@@ -105,9 +198,6 @@ class CompiledKernel {
 
  private:
   c10::Device deviceOf(const py::args &given) const;
-  void report(orStream_t stream, const py::args &given) const;
-  std::unordered_map<void *, Copied> storagesOf(const CompiledTask &task,
-                                                const py::args &given) const;
   bool isNumber(size_t i) const { return roles_[i] == 'n' || roles_[i] == 'f'; }
   const at::Tensor &tensorAt(const py::args &given, size_t i) const {
     PyObject *object = PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
@@ -115,7 +205,7 @@ class CompiledKernel {
     return THPVariable_Unpack(object);
   }
 
-  const Entry entry_;
+  const KernelEntry entry_;
   const char *const name_;
   const std::string roles_;
   const int threads_;
@@ -130,114 +220,19 @@ c10::Device CompiledKernel::deviceOf(const py::args &given) const {
   return c10::Device(c10::DeviceType::CPU);
 }
 
-/* The bits of a number. */
-int64_t numberOf(PyObject *object, char role) {
-  int64_t number = 0;
-  if (role == 'n') {
-    number = PyLong_AsLongLong(object);
-  } else {
-    const double real = PyFloat_AsDouble(object);
-    std::memcpy(&number, &real, sizeof number);
-  }
-  if (PyErr_Occurred() != nullptr) throw python_error();
-  return number;
-}
-
-Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *name) {
-  Argument argument;
-  if (device.is_cpu()) {
-    TORCH_CHECK_VALUE(tensor.is_cpu(), name, " runs on the CPU, where it cannot read a tensor of ",
-                      tensor.device());
-    argument.memory = KernelMemory::ofHost(tensor.data_ptr());
-    return argument;
-  }
-  if (tensor.device() == device) {
-    checkFitsStorage(tensor, name);
-    argument.memory = KernelMemory(*tensor.storage().unsafeGetStorageImpl());
-    argument.offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
-    return argument;
-  }
-  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.dim() == 0, name, " runs on ", device,
-                    ", where it cannot read a tensor of ", tensor.device());
-  argument.isValue = true;
-  std::memcpy(argument.value.data(), tensor.const_data_ptr(), tensor.itemsize());
-  return argument;
-}
-
-/* The tensor in the host's copy of a storage that corresponds to `tensor`. */
-at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
-  return at::empty({0}, host.options().dtype(tensor.dtype()))
-      .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
-}
-
-/* Runs the task on copies in host memory. Waits for queued work, and until the results are copied
- * back. */
-void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) {
-  const at::AutoDispatchBelowADInplaceOrView kernels;  // record no gradient
-  for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
-  for (Argument &argument : task.arguments) {
-    if (!argument.memory.isOnDevice()) continue;
-    argument.memory = KernelMemory::ofHost(copied.at(argument.memory.data).host.mutable_data_ptr());
-  }
-  task.run();
-  for (auto &[memory, copy] : copied) {
-    for (const at::Tensor &tensor : copy.written) tensor.copy_(likeIn(tensor, copy.host));
-  }
-}
-
-/* All bytes of the tensor's storage. */
-at::Tensor bytesOf(const at::Tensor &tensor) {
-  const auto size = static_cast<int64_t>(tensor.storage().nbytes());
-  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
-}
-
-std::unordered_map<void *, Copied> CompiledKernel::storagesOf(const CompiledTask &task,
-                                                              const py::args &given) const {
-  std::unordered_map<void *, Copied> storages;
-  size_t next = 0;
-  for (size_t i = 0; i < roles_.size(); ++i) {
-    if (isNumber(i)) continue;
-    const Argument &argument = task.arguments[next++];
-    if (!argument.memory.isOnDevice()) continue;
-    Copied &copied = storages[argument.memory.data];
-    if (!copied.bytes.defined()) copied.bytes = bytesOf(tensorAt(given, i));
-    if (roles_[i] != 'r') copied.written.push_back(tensorAt(given, i));
-  }
-  return storages;
-}
-
-void CompiledKernel::report(orStream_t stream, const py::args &given) const {
-  std::vector<at::Tensor> read, written;
-  for (size_t i = 0; i < roles_.size(); ++i) {
-    if (isNumber(i) || tensorAt(given, i).is_cpu()) continue;
-    if (roles_[i] != 'w') read.push_back(tensorAt(given, i));
-    if (roles_[i] != 'r') written.push_back(tensorAt(given, i));
-  }
-  reportTensors(name_, stream, written, read);
-}
-
 void CompiledKernel::operator()(const py::args &given) const {
   const c10::Device device = deviceOf(given);
-  auto task = std::make_unique<CompiledTask>(name_, device, entry_);
+  CompiledCall call(name_, device, entry_);
   for (size_t i = 0; i < roles_.size(); ++i) {
     if (isNumber(i)) {
-      task->numbers.push_back(
-          numberOf(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), roles_[i]));
-      continue;
+      call.add(numberOf(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), roles_[i]));
+    } else {
+      call.add(tensorAt(given, i), roles_[i]);
     }
-    task->arguments.push_back(argumentOf(tensorAt(given, i), device, name_));
   }
-  if (device.is_cpu() || !canMap(device.index())) {
-    auto storages = storagesOf(*task, given);
-    py::gil_scoped_release released;
-    if (threads_ == 1 || task->caller.threads <= threads_)
-      return runOnCopies(*task, std::move(storages));
-    return asNarrowWorker([&] { runOnCopies(*task, std::move(storages)); });
-  }
-  const orStream_t stream = currentStreamHandle(device.index());
-  if (sanitizerActive()) report(stream, given);
-  task->caller.threads = std::min(task->caller.threads, threads_);
-  launchTask(std::move(task), stream, {}, threads_ > 1 ? 0 : orLaunchAnyThread);
+  const orStream_t stream = device.is_cpu() ? 0 : currentStreamHandle(device.index());
+  if (sanitizerActive() && !device.is_cpu() && canMap(device.index())) call.report(stream);
+  std::move(call).launch(stream, threads_);
 }
 
 /* torch.empty_strided without its argument parser, which takes longer than the rest of the call. */

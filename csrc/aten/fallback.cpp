@@ -37,6 +37,7 @@
 #include "../task/task.h"
 #include "../task/tensor_components.h"
 #include "../task/worker_state.h"
+#include "device_kernel.h"
 #include "dry_run.h"
 #include "op_generator.h"
 #include "operator_accesses.h"
@@ -139,11 +140,12 @@ void pushResults(Stack *stack, size_t taken, Results &results) {
 
 /* How a call is run. */
 enum class CallStrategy {
-  kQueue,     // the metadata of its results is known
-  kWait,      // the results depend on data, or on the memory of components
-  kInfer,     // PyTorch infers the results and calls the out= form
-  kCopy,      // kernels do not reach the device's memory
-  kOneByOne,  // a list on several devices
+  kQueue,      // the metadata of its results is known
+  kWait,       // the results depend on data, or on the memory of components
+  kInfer,      // PyTorch infers the results and calls the out= form
+  kDevice,     // the device has a kernel of its own
+  kCopy,       // kernels do not reach the device's memory
+  kComposite,  // a list on several devices, or the device has kernels for what is inside
 };
 
 /* The copy of a device tensor that a kernel gets. */
@@ -158,6 +160,7 @@ struct Plan {
   CallKey key{};                             // for kQueue and kInfer
   std::shared_ptr<const OutputSpec> spec{};  // for kQueue
   std::vector<c10::Warning> warnings{};      // of a dry run
+  std::unique_ptr<DeviceCall> call{};        // for kDevice
 };
 
 class Call {
@@ -177,8 +180,63 @@ class Call {
 
   /* Chooses the strategy, and throws every error that can be found without running the call.
    * Queues, writes and draws nothing. */
-  Plan resolve();
-  void run(Plan plan);
+  Plan resolve() {
+    const bool maps = canMap(device_.index());
+    const bool hasOwn = !maps && hasDeviceKernel(op_);
+    const bool mixedList = traits_.isForeach && scan_.has(ArgumentScan::kMixed);
+    if (mixedList || (!hasOwn && runsOwnKernels(device_.index()) && isComposite())) {
+      return {CallStrategy::kComposite};
+    }
+    prepare();
+    recordsGradient_ = recordsGradient();
+    if (recordsGradient_) checkCanCopy();
+    if (recordsGradient_ || !(maps || hasOwn)) return {CallStrategy::kCopy};
+    installCpuAllocator();
+    Plan plan = predict();
+    if (!maps) chooseOwn(plan);
+    return plan;
+  }
+
+  /* PyTorch has a kernel for it that calls other operators. */
+  bool isComposite() const {
+    return traits_.isForeach ||
+           (hasInferringKernel(op_) && !op_.hasKernelForDispatchKey(DispatchKey::CPU));
+  }
+
+  /* For a device whose memory kernels do not reach. */
+  void chooseOwn(Plan &plan) {
+    if (plan.strategy == CallStrategy::kInfer) return;  // the out= form chooses
+    if (plan.strategy == CallStrategy::kQueue) {
+      plan.call = DeviceCall::make(op_, traits_, *plan.spec, device_, stream_, arguments());
+    }
+    plan.strategy = plan.call != nullptr ? CallStrategy::kDevice : CallStrategy::kCopy;
+  }
+
+  /* Whether the results are known before the call runs. */
+  Plan predict() {
+    Plan plan;
+    if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
+    if (!isKnown(plan)) {
+      if (isPredictable() && canInfer(traits_, arguments())) {
+        plan.strategy = CallStrategy::kInfer;
+        return plan;
+      }
+      tryOut(plan);
+    }
+    if (plan.spec->usable) plan.strategy = CallStrategy::kQueue;
+    return plan;
+  }
+
+  /* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before
+   * they draw. */
+  void run(Plan plan) {
+    try {
+      runAs(std::move(plan));
+    } catch (const c10::OutOfMemoryError &) {
+      for (const auto &[state, counter] : drawn_) state->giveBack(counter, 1);
+      throw;
+    }
+  }
 
  private:
   c10::ArrayRef<IValue> arguments() const {
@@ -207,39 +265,379 @@ class Call {
            synchronizesElsewhere(op_, kernel_);
   }
 
-  bool recordsGradient() const;
+  // ---- Resolving --------------------------------------------------------------------------------
 
-  // Resolving.
-  void prepare();
-  void check(const at::Tensor &tensor, const Argument &argument);
-  void checkDevices();
-  void checkNumbers();
-  void checkIndices();
-  void moveIndices();
-  void checkStorages();
-  void checkKernel();
-  void makeZeros();
-  void checkCanCopy();
-  bool isKnown(Plan &plan);
-  void tryOut(Plan &plan);
+  void check(const at::Tensor &tensor, const Argument &argument) {
+    if (!tensor.defined() || tensor.device() == device_) return;
+    if (tensor.is_cpu() && !isWritten(argument)) {
+      const bool number = tensor.dim() == 0 && !(traits_.isAten && isIndex(schema_, argument));
+      if (number || isCpuByContract(schema_, argument)) return;
+    }
+    TORCH_CHECK(false,
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                device_, " and ", tensor.device(), "! (when checking argument ", argument.name(),
+                " of ", op_.operator_name(), ")");
+  }
 
-  // Running.
-  void runAs(Plan plan);
-  void queue(Plan plan);
-  void wait();
-  void copy();
-  void begin();
-  void drawGenerators();
-  IValue cpuGenerator(const IValue &given);
-  void runOnAliases();
-  void finish();
-  at::Tensor aliasOf(const at::Tensor &tensor);
-  IValue forKernel(const IValue &value);
-  void adopt(IValue &value, size_t position);
-  IValue toCaller(const IValue &value, size_t position);
-  at::Tensor copyOf(const at::Tensor &tensor);
-  void copyBack();
-  at::Tensor fromCopy(const at::Tensor &result, size_t position);
+  /* Refuses indices that are on neither the CPU nor the indexed tensor's device, with the message
+   * of PyTorch's kernels, which is the same for every device. */
+  void checkIndices() {
+    if (!traits_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
+    const c10::Device self = arguments_[0].toTensor().device();
+    for (const IValue &value : arguments_) {
+      if (!value.isList() || !holdsOptionalTensors(value)) continue;
+      eachTensor(value, [&](const at::Tensor &index) {
+        TORCH_CHECK(!index.defined() || index.is_cpu() || index.device() == self,
+                    "indices should be either on ", c10::kCPU,
+                    " or on the same device as the indexed tensor (", self, ")");
+      });
+    }
+  }
+
+  void checkStorages() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const std::string what =
+          c10::str(op_.operator_name(), ", argument ", schema_.arguments()[i].name());
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        if (!tensor.defined() || !tensor.is_privateuseone() || tensor._is_zerotensor()) return;
+        if (isPlain(tensor)) return checkFitsStorage(tensor, what.c_str());
+        for (const at::Tensor &part : componentsOf(tensor)) checkFitsStorage(part, what.c_str());
+      });
+    }
+  }
+
+  void checkDevices() {
+    checkIndices();
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const bool indices = arguments_[i].isList() && holdsOptionalTensors(arguments_[i]);
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        const bool host = tensor.defined() && tensor.is_cpu();
+        if (host && tensor.dim() > 0 && !indices) readsHost_ = true;
+        if (!(indices && host)) check(tensor, schema_.arguments()[i]);
+      });
+    }
+  }
+
+  /* Refuses an index in a CPU tensor without dimensions. The cache never has such a call, so each
+   * comes here. */
+  void checkNumbers() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (arguments_[i].isTensor()) check(arguments_[i].toTensor(), schema_.arguments()[i]);
+    }
+  }
+
+  /* Copies the CPU's indices to the device, by a blocking copy, as on every device. */
+  void moveIndices() {
+    for (IValue &value : arguments_) {
+      if (!value.isList() || !holdsOptionalTensors(value)) continue;
+      value = argumentForCpu(value, [&](const at::Tensor &index) {
+        return index.defined() && index.is_cpu() && index.dim() > 0 ? index.to(device_) : index;
+      });
+    }
+  }
+
+  /* Replaces zero tensors without memory, because a kernel needs memory to alias. */
+  void makeZeros() {
+    for (IValue &value : arguments_) {
+      if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
+      const at::Tensor tensor = value.toTensor();
+      value = at::zeros(tensor.sizes(), tensor.options());
+    }
+  }
+
+  void checkKernel() {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        op_.hasComputedKernelForDispatchKey(kernel_) && !hasPythonKernelAlone(op_, kernel_),
+        "Could not run ", op_.operator_name(), " on ", deviceName(),
+        ": there is neither a kernel for this device nor a compiled one for ",
+        kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
+  }
+
+  /* Checks the arguments, and replaces those that no kernel could take. */
+  void prepare() {
+    const bool mixed = scan_.has(ArgumentScan::kMixed);
+    if (mixed || traits_.masksDecide)
+      checkDevices();
+    else
+      checkNumbers();
+    if (mixed) moveIndices();
+    if (scan_.has(ArgumentScan::kLacksMemory)) checkStorages();
+    checkKernel();
+    if (scan_.has(ArgumentScan::kHasZeros)) makeZeros();
+    stream_ = getCurrentOpenRegStream(device_.index()).stream();
+  }
+
+  /* Whether the results are known, from an earlier call or from the one that infers. */
+  bool isKnown(Plan &plan) {
+    plan.spec = findOutputs(plan.key);
+    const OpTraits *called = plan.spec == nullptr ? inferredBy(op_, traits_) : nullptr;
+    if (called != nullptr) {
+      plan.name = called->name;  // the name of later calls, which are not inferred
+      checkTypes(op_, traits_, device_.index(), arguments());
+      Results outputs;
+      for (size_t i = 0; i < arguments_.size(); ++i) {
+        if (traits_.isOut[i]) outputs.push_back(arguments_[i]);
+      }
+      const auto spec = writtenOutputs(traits_);
+      spec->inDefaultDtype = inDefaultDtype(traits_, arguments(), outputs);
+      plan.spec = spec;
+    }
+    return plan.spec != nullptr;
+  }
+
+  /* Whether the operators inside the kernel record a gradient. */
+  bool recordsGradient() const {
+    if (!autograd_.has(DispatchKey::AutogradFunctionality)) return false;
+    return anyTensor(arguments(), [](const at::Tensor &tensor) {
+      return tensor.defined() && ((c10::GradMode::is_enabled() && tensor.requires_grad()) ||
+                                  tensor._fw_grad(/*level=*/0).defined());
+    });
+  }
+
+  /* Refuses a call in which tensors have to share memory, because their copies do not. */
+  void checkCanCopy() {
+    std::vector<std::pair<at::Tensor, bool>> tensors;  // with whether it is written
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        if (!tensor.defined() || !isPlain(tensor)) return;
+        for (const auto &[other, written] : tensors) {
+          const bool shared = !other.is_same(tensor) && other.is_alias_of(tensor);
+          TORCH_CHECK_NOT_IMPLEMENTED(!shared || !(written || traits_.isWritten[i]),
+                                      op_.operator_name(), " on ", deviceName(),
+                                      " writes memory that two of its arguments share, and has no "
+                                      "derivative of its own for those that require a gradient");
+        }
+        tensors.emplace_back(tensor, traits_.isWritten[i]);
+      });
+    }
+    for (const Argument &result : schema_.returns()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!isView(result), op_.operator_name(), " on ", deviceName(),
+                                  " returns a view, and has no derivative of its own for arguments "
+                                  "that require a gradient");
+    }
+  }
+
+  void tryOut(Plan &plan) {
+    DryRun tried = dryRun(op_, traits_, device_.index(), arguments());
+    plan.spec = std::move(tried.spec);
+    // Where data decide, an operator in place still returns its argument.
+    if (plan.spec == nullptr || !isPredictable()) {
+      auto spec = std::make_shared<OutputSpec>();
+      spec->usable = traits_.inPlace;
+      if (!schema_.returns().empty()) spec->results.push_back({0, false, {}});
+      plan.spec = std::move(spec);
+    }
+    plan.warnings = std::move(tried.warnings);
+    // A kernel warns of indices of bytes, and of bounds, at each call. Such a call is not cached.
+    const bool warns =
+        scan_.has(ArgumentScan::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
+    if (plan.spec->usable && warns) return;
+    cacheOutputs(plan.key, plan.spec);
+  }
+
+  // ---- Running ----------------------------------------------------------------------------------
+
+  GeneratorStatePtr generatorState(const IValue &given) {
+    at::Generator generator =
+        given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
+    TORCH_CHECK(generator.device().type() == device_.type(), "Expected a '", device_.type(),
+                "' device type for generator but found '", generator.device().type(), "'");
+    TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
+                op_.operator_name(), " but found one of ", generator.device());
+    return generator.get<OpenRegGeneratorImpl>()->state();
+  }
+
+  uint64_t drawFrom(const GeneratorStatePtr &state) {
+    const auto [seed, counter] = state->draw();
+    drawn_.emplace_back(state, counter);
+    return mixedSeed(seed, counter);
+  }
+
+  /* A new CPU generator for this call alone, seeded by a draw from the device's generator. */
+  IValue cpuGenerator(const IValue &given) {
+    const auto state = generatorState(given);
+    if (const auto graph = graphBeingCaptured(stream_))
+      return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, state));
+    return at::detail::createCPUGenerator(drawFrom(state));
+  }
+
+  void drawGenerators() {
+    if (!traits_.draws) return;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      IValue &value = arguments_[i];
+      if (traits_.isGenerator[i]) value = cpuGenerator(value);
+    }
+  }
+
+  /* Draws, and counts writes. Nothing refuses the call after this. */
+  void begin() {
+    drawGenerators();
+    countWrites(traits_, arguments());
+  }
+
+  void queue(Plan plan) {
+    for (const c10::Warning &warning : plan.warnings) c10::warn(warning);
+    begin();
+    Results results;
+    const char *name = plan.name != nullptr ? plan.name : traits_.name;
+    queueOperator(op_, traits_, name, plan.key, std::move(plan.spec), device_, stream_, arguments(),
+                  results, !plan.warnings.empty());
+    pushResults(stack_, arguments_.size(), results);
+  }
+
+  void queueOnDevice(Plan plan) {
+    for (const c10::Warning &warning : plan.warnings) c10::warn(warning);
+    TORCH_CHECK_NOT_IMPLEMENTED(!traits_.draws || graphBeingCaptured(stream_) == nullptr,
+                                op_.operator_name(), " on ", deviceName(),
+                                " draws random numbers and cannot be captured: each replay would "
+                                "draw the same");
+    countWrites(traits_, arguments());
+    Results results = DeviceCall::queue(std::move(plan.call), arguments(), [this](size_t i) {
+      return drawFrom(generatorState(arguments_[i]));
+    });
+    pushResults(stack_, arguments_.size(), results);
+  }
+
+  at::Tensor aliasOf(const at::Tensor &tensor) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.is_privateuseone()) return aliases_ ? aliases_->of(tensor) : copyOf(tensor);
+    if (aliases_) aliases_->passed(tensor);
+    return tensor;
+  }
+
+  IValue forKernel(const IValue &value) {
+    return argumentForCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
+  }
+
+  /* Makes a result device memory, unless it stays on the CPU. Called on the worker, outside
+   * WorkerMemory. */
+  void adopt(IValue &value, size_t position) {
+    const bool ordinary = scan_.asksCpu() || resultIsCpu(schema_, position);
+    if (ordinary && value.isTensor() && value.toTensor().defined()) {
+      value = value.toTensor().clone();
+      return aliases_->passed(value.toTensor());
+    }
+    // Kernels of oneDNN may return its opaque layout.
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_mkldnn()) {
+      value = value.toTensor().to_dense();
+    }
+    eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
+  }
+
+  void runOnAliases() {
+    {
+      WorkerMemory memory(stream_, device_.index());
+      const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+      const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
+      for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+      op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
+    }
+    aliases_->adoptResized();
+    for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
+  }
+
+  IValue toCaller(const IValue &value, size_t position) {
+    const auto convert = [&](const at::Tensor &tensor) {
+      return aliases_ ? aliases_->toCaller(tensor) : fromCopy(tensor, position);
+    };
+    if (value.isTensor()) return convert(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor &tensor : value.toTensorList()) list.push_back(convert(tensor));
+      return list;
+    }
+    return value;
+  }
+
+  void finish() {
+    if (aliases_) aliases_->updateCallers();
+    torch::jit::drop(*stack_, arguments_.size());
+    for (size_t i = 0; i < cpu_.size(); ++i) stack_->push_back(toCaller(cpu_[i], i));
+  }
+
+  at::Tensor copyOf(const at::Tensor &tensor) {
+    if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
+    const at::Tensor copy = tensor.cpu();
+    if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
+    originals_.add(copy.unsafeGetTensorImpl(), tensor);
+    return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
+  }
+
+  /* Copies back what the kernel has written. Autograd sees a write to the original if it has seen
+   * the kernel's. */
+  void copyBack() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        const Copy *copy = copies_.find(tensor.unsafeGetTensorImpl());
+        if (copy == nullptr) return;
+        if (recordsGradient_ && versionOf(copy->cpu) != copy->version) {
+          tensor.copy_(copy->cpu);
+        } else if (traits_.isWritten[i]) {
+          const at::AutoDispatchBelowADInplaceOrView unseen;
+          at::_copy_from_and_resize(copy->cpu, tensor);
+        }
+      });
+    }
+  }
+
+  at::Tensor fromCopy(const at::Tensor &result, size_t position) {
+    if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
+    if (!result.defined() || scan_.asksCpu() || resultIsCpu(schema_, position)) return result;
+    if (schema_.returns()[position].alias_info() != nullptr) {
+      TORCH_WARN(op_.operator_name(), " returns a copy on ", device_,
+                 " and not a view: kernels cannot reach the device's memory");
+    }
+    return result.to(device_);
+  }
+
+  /* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach,
+   * and for kernels whose own operators record a gradient, which they do for CPU tensors. A fork
+   * waits for the kernel alone: a copy may need a worker, or the GIL (for hooks of autograd), and
+   * the forking thread holds both. */
+  void copy() {
+    SyncNoted noted(traits_.name, stream_);
+    begin();
+    OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
+    for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+    const ForDevice kernelOnCopies;
+    const auto run = [this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); };
+    recordsGradient_ ? run() : asKernel(run);
+    copyBack();
+    finish();
+  }
+
+  void wait() {
+    noteSynchronization(traits_.name, stream_);
+    begin();
+    OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
+    std::optional<OperatorReport> report;
+    const bool small = areSmall(arguments());
+    const bool orders = synchronizes();  // before `finish` removes the arguments
+    if (sanitizerActive()) report.emplace(op_, stream_, arguments());
+    aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
+    cpu_.reserve(arguments_.size());
+    runOnWorker(stream_, traits_.name, small, [this] { runOnAliases(); });
+    finish();
+    if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
+    if (orders) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  }
+
+  void runAs(Plan plan) {
+    switch (plan.strategy) {
+      case CallStrategy::kQueue:
+        return queue(std::move(plan));
+      case CallStrategy::kWait:
+        return wait();
+      case CallStrategy::kDevice:
+        return queueOnDevice(std::move(plan));
+      case CallStrategy::kInfer:
+        return inferAndRun(op_, traits_, stack_, plan.key);
+      case CallStrategy::kCopy:
+        return copy();
+      case CallStrategy::kComposite:  // as every backend without a kernel of its own does
+        return op_.redispatchBoxed(kInferringKeys, stack_);
+    }
+  }
 
   const OperatorHandle &op_;
   const OpTraits &traits_;
@@ -260,388 +658,6 @@ class Call {
   PairList<c10::TensorImpl, Copy> copies_;           // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
 };
-
-// ---- Resolving ----------------------------------------------------------------------------------
-
-void Call::check(const at::Tensor &tensor, const Argument &argument) {
-  if (!tensor.defined() || tensor.device() == device_) return;
-  if (tensor.is_cpu() && !isWritten(argument)) {
-    const bool number = tensor.dim() == 0 && !(traits_.isAten && isIndex(schema_, argument));
-    if (number || isCpuByContract(schema_, argument)) return;
-  }
-  TORCH_CHECK(false,
-              "Expected all tensors to be on the same device, but found at least two devices, ",
-              device_, " and ", tensor.device(), "! (when checking argument ", argument.name(),
-              " of ", op_.operator_name(), ")");
-}
-
-/* Refuses indices that are on neither the CPU nor the indexed tensor's device, with the message of
- * PyTorch's kernels, which is the same for every device. */
-void Call::checkIndices() {
-  if (!traits_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
-  const c10::Device self = arguments_[0].toTensor().device();
-  for (const IValue &value : arguments_) {
-    if (!value.isList() || !holdsOptionalTensors(value)) continue;
-    eachTensor(value, [&](const at::Tensor &index) {
-      TORCH_CHECK(!index.defined() || index.is_cpu() || index.device() == self,
-                  "indices should be either on ", c10::kCPU,
-                  " or on the same device as the indexed tensor (", self, ")");
-    });
-  }
-}
-
-void Call::checkStorages() {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    const std::string what =
-        c10::str(op_.operator_name(), ", argument ", schema_.arguments()[i].name());
-    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      if (!tensor.defined() || !tensor.is_privateuseone() || tensor._is_zerotensor()) return;
-      if (isPlain(tensor)) return checkFitsStorage(tensor, what.c_str());
-      for (const at::Tensor &part : componentsOf(tensor)) checkFitsStorage(part, what.c_str());
-    });
-  }
-}
-
-void Call::checkDevices() {
-  checkIndices();
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    const bool indices = arguments_[i].isList() && holdsOptionalTensors(arguments_[i]);
-    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      const bool host = tensor.defined() && tensor.is_cpu();
-      if (host && tensor.dim() > 0 && !indices) readsHost_ = true;
-      if (!(indices && host)) check(tensor, schema_.arguments()[i]);
-    });
-  }
-}
-
-/* Refuses an index in a CPU tensor without dimensions. The cache never has such a call, so each
- * comes here. */
-void Call::checkNumbers() {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (arguments_[i].isTensor()) check(arguments_[i].toTensor(), schema_.arguments()[i]);
-  }
-}
-
-/* Copies the CPU's indices to the device, by a blocking copy, as on every device. */
-void Call::moveIndices() {
-  for (IValue &value : arguments_) {
-    if (!value.isList() || !holdsOptionalTensors(value)) continue;
-    value = argumentForCpu(value, [&](const at::Tensor &index) {
-      return index.defined() && index.is_cpu() && index.dim() > 0 ? index.to(device_) : index;
-    });
-  }
-}
-
-/* Replaces zero tensors without memory, because a kernel needs memory to alias. */
-void Call::makeZeros() {
-  for (IValue &value : arguments_) {
-    if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
-    const at::Tensor tensor = value.toTensor();
-    value = at::zeros(tensor.sizes(), tensor.options());
-  }
-}
-
-void Call::checkKernel() {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(kernel_) && !hasPythonKernelAlone(op_, kernel_),
-      "Could not run ", op_.operator_name(), " on ", deviceName(),
-      ": there is neither a kernel for this device nor a compiled one for ",
-      kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
-}
-
-/* Checks the arguments, and replaces those that no kernel could take. */
-void Call::prepare() {
-  const bool mixed = scan_.has(ArgumentScan::kMixed);
-  if (mixed || traits_.masksDecide)
-    checkDevices();
-  else
-    checkNumbers();
-  if (mixed) moveIndices();
-  if (scan_.has(ArgumentScan::kLacksMemory)) checkStorages();
-  checkKernel();
-  if (scan_.has(ArgumentScan::kHasZeros)) makeZeros();
-  stream_ = getCurrentOpenRegStream(device_.index()).stream();
-}
-
-/* Whether the results are known, from an earlier call or from the one that infers. */
-bool Call::isKnown(Plan &plan) {
-  plan.spec = findOutputs(plan.key);
-  const OpTraits *called = plan.spec == nullptr ? inferredBy(op_, traits_) : nullptr;
-  if (called != nullptr) {
-    plan.name = called->name;  // the name of later calls, which are not inferred
-    checkTypes(op_, traits_, device_.index(), arguments());
-    Results outputs;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (traits_.isOut[i]) outputs.push_back(arguments_[i]);
-    }
-    const auto spec = writtenOutputs(traits_);
-    spec->inDefaultDtype = inDefaultDtype(traits_, arguments(), outputs);
-    plan.spec = spec;
-  }
-  return plan.spec != nullptr;
-}
-
-/* Whether the operators inside the kernel record a gradient. */
-bool Call::recordsGradient() const {
-  if (!autograd_.has(DispatchKey::AutogradFunctionality)) return false;
-  return anyTensor(arguments(), [](const at::Tensor &tensor) {
-    return tensor.defined() && ((c10::GradMode::is_enabled() && tensor.requires_grad()) ||
-                                tensor._fw_grad(/*level=*/0).defined());
-  });
-}
-
-/* Refuses a call in which tensors have to share memory, because their copies do not. */
-void Call::checkCanCopy() {
-  std::vector<std::pair<at::Tensor, bool>> tensors;  // with whether it is written
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      if (!tensor.defined() || !isPlain(tensor)) return;
-      for (const auto &[other, written] : tensors) {
-        const bool shared = !other.is_same(tensor) && other.is_alias_of(tensor);
-        TORCH_CHECK_NOT_IMPLEMENTED(!shared || !(written || traits_.isWritten[i]),
-                                    op_.operator_name(), " on ", deviceName(),
-                                    " writes memory that two of its arguments share, and has no "
-                                    "derivative of its own for those that require a gradient");
-      }
-      tensors.emplace_back(tensor, traits_.isWritten[i]);
-    });
-  }
-  for (const Argument &result : schema_.returns()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!isView(result), op_.operator_name(), " on ", deviceName(),
-                                " returns a view, and has no derivative of its own for arguments "
-                                "that require a gradient");
-  }
-}
-
-void Call::tryOut(Plan &plan) {
-  DryRun tried = dryRun(op_, traits_, device_.index(), arguments());
-  plan.spec = std::move(tried.spec);
-  // Where data decide, an operator in place still returns its argument.
-  if (plan.spec == nullptr || !isPredictable()) {
-    auto spec = std::make_shared<OutputSpec>();
-    spec->usable = traits_.inPlace;
-    if (!schema_.returns().empty()) spec->results.push_back({0, false, {}});
-    plan.spec = std::move(spec);
-  }
-  plan.warnings = std::move(tried.warnings);
-  // A kernel warns of indices of bytes, and of bounds, at each call. Such a call is not cached.
-  const bool warns =
-      scan_.has(ArgumentScan::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
-  if (plan.spec->usable && warns) return;
-  cacheOutputs(plan.key, plan.spec);
-}
-
-Plan Call::resolve() {
-  if (scan_.has(ArgumentScan::kMixed) && traits_.isForeach) return {CallStrategy::kOneByOne};
-  prepare();
-  recordsGradient_ = recordsGradient();
-  if (recordsGradient_) checkCanCopy();
-  if (recordsGradient_ || !canMap(device_.index())) return {CallStrategy::kCopy};
-  installCpuAllocator();
-  Plan plan;
-  if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
-  if (!isKnown(plan)) {
-    if (isPredictable() && canInfer(traits_, arguments())) {
-      plan.strategy = CallStrategy::kInfer;
-      return plan;
-    }
-    tryOut(plan);
-  }
-  if (plan.spec->usable) plan.strategy = CallStrategy::kQueue;
-  return plan;
-}
-
-// ---- Running ------------------------------------------------------------------------------------
-
-/* A new CPU generator for this call alone, seeded by a draw from the device's generator. */
-IValue Call::cpuGenerator(const IValue &given) {
-  at::Generator generator =
-      given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
-  TORCH_CHECK(generator.device().type() == device_.type(), "Expected a '", device_.type(),
-              "' device type for generator but found '", generator.device().type(), "'");
-  TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
-              op_.operator_name(), " but found one of ", generator.device());
-  const auto state = generator.get<OpenRegGeneratorImpl>()->state();
-  if (const auto graph = graphBeingCaptured(stream_))
-    return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, state));
-  const auto [seed, counter] = state->draw();
-  drawn_.emplace_back(state, counter);
-  return at::detail::createCPUGenerator(mixedSeed(seed, counter));
-}
-
-void Call::drawGenerators() {
-  if (!traits_.draws) return;
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    IValue &value = arguments_[i];
-    if (traits_.isGenerator[i]) value = cpuGenerator(value);
-  }
-}
-
-/* Draws, and counts writes. Nothing refuses the call after this. */
-void Call::begin() {
-  drawGenerators();
-  countWrites(traits_, arguments());
-}
-
-void Call::queue(Plan plan) {
-  for (const c10::Warning &warning : plan.warnings) c10::warn(warning);
-  begin();
-  Results results;
-  const char *name = plan.name != nullptr ? plan.name : traits_.name;
-  queueOperator(op_, traits_, name, plan.key, std::move(plan.spec), device_, stream_, arguments(),
-                results, !plan.warnings.empty());
-  pushResults(stack_, arguments_.size(), results);
-}
-
-at::Tensor Call::aliasOf(const at::Tensor &tensor) {
-  if (!tensor.defined()) return tensor;
-  if (tensor.is_privateuseone()) return aliases_ ? aliases_->of(tensor) : copyOf(tensor);
-  if (aliases_) aliases_->passed(tensor);
-  return tensor;
-}
-
-IValue Call::forKernel(const IValue &value) {
-  return argumentForCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
-}
-
-/* Makes a result device memory, unless it stays on the CPU. Called on the worker, outside
- * WorkerMemory. */
-void Call::adopt(IValue &value, size_t position) {
-  const bool ordinary = scan_.asksCpu() || resultIsCpu(schema_, position);
-  if (ordinary && value.isTensor() && value.toTensor().defined()) {
-    value = value.toTensor().clone();
-    return aliases_->passed(value.toTensor());
-  }
-  // Kernels of oneDNN may return its opaque layout.
-  if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_mkldnn()) {
-    value = value.toTensor().to_dense();
-  }
-  eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
-}
-
-void Call::runOnAliases() {
-  {
-    WorkerMemory memory(stream_, device_.index());
-    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-    const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
-    for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-    op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
-  }
-  aliases_->adoptResized();
-  for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
-}
-
-IValue Call::toCaller(const IValue &value, size_t position) {
-  const auto convert = [&](const at::Tensor &tensor) {
-    return aliases_ ? aliases_->toCaller(tensor) : fromCopy(tensor, position);
-  };
-  if (value.isTensor()) return convert(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(convert(tensor));
-    return list;
-  }
-  return value;
-}
-
-void Call::finish() {
-  if (aliases_) aliases_->updateCallers();
-  torch::jit::drop(*stack_, arguments_.size());
-  for (size_t i = 0; i < cpu_.size(); ++i) stack_->push_back(toCaller(cpu_[i], i));
-}
-
-at::Tensor Call::copyOf(const at::Tensor &tensor) {
-  if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-  const at::Tensor copy = tensor.cpu();
-  if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
-  originals_.add(copy.unsafeGetTensorImpl(), tensor);
-  return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
-}
-
-/* Copies back what the kernel has written. Autograd sees a write to the original if it has seen the
- * kernel's. */
-void Call::copyBack() {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      const Copy *copy = copies_.find(tensor.unsafeGetTensorImpl());
-      if (copy == nullptr) return;
-      if (recordsGradient_ && versionOf(copy->cpu) != copy->version) {
-        tensor.copy_(copy->cpu);
-      } else if (traits_.isWritten[i]) {
-        const at::AutoDispatchBelowADInplaceOrView unseen;
-        at::_copy_from_and_resize(copy->cpu, tensor);
-      }
-    });
-  }
-}
-
-at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
-  if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
-  if (!result.defined() || scan_.asksCpu() || resultIsCpu(schema_, position)) return result;
-  if (schema_.returns()[position].alias_info() != nullptr) {
-    TORCH_WARN(op_.operator_name(), " returns a copy on ", device_,
-               " and not a view: kernels cannot reach the device's memory");
-  }
-  return result.to(device_);
-}
-
-/* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach, and
- * for kernels whose own operators record a gradient, which they do for CPU tensors. A fork waits
- * for the kernel alone: a copy may need a worker, or the GIL (for hooks of autograd), and the
- * forking thread holds both. */
-void Call::copy() {
-  SyncNoted noted(traits_.name, stream_);
-  begin();
-  OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
-  for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-  const ForDevice kernelOnCopies;
-  const auto run = [this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); };
-  recordsGradient_ ? run() : asKernel(run);
-  copyBack();
-  finish();
-}
-
-void Call::wait() {
-  noteSynchronization(traits_.name, stream_);
-  begin();
-  OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
-  std::optional<OperatorReport> report;
-  const bool small = areSmall(arguments());
-  const bool orders = synchronizes();  // before `finish` removes the arguments
-  if (sanitizerActive()) report.emplace(op_, stream_, arguments());
-  aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
-  cpu_.reserve(arguments_.size());
-  runOnWorker(stream_, traits_.name, small, [this] { runOnAliases(); });
-  finish();
-  if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
-  if (orders) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
-}
-
-/* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before they
- * draw. */
-void Call::run(Plan plan) {
-  try {
-    runAs(std::move(plan));
-  } catch (const c10::OutOfMemoryError &) {
-    for (const auto &[state, counter] : drawn_) state->giveBack(counter, 1);
-    throw;
-  }
-}
-
-void Call::runAs(Plan plan) {
-  switch (plan.strategy) {
-    case CallStrategy::kQueue:
-      return queue(std::move(plan));
-    case CallStrategy::kWait:
-      return wait();
-    case CallStrategy::kInfer:
-      return inferAndRun(op_, traits_, stack_, plan.key);
-    case CallStrategy::kCopy:
-      return copy();
-    case CallStrategy::kOneByOne:  // as every backend without a kernel for lists does
-      return op_.redispatchBoxed(kInferringKeys, stack_);
-  }
-}
 
 /* Moves the number of kNumbersOfAnyDevice to the device of the written tensor; returns false if
  * there is none to move. The operator's other arguments may all be on the CPU. */

@@ -13,6 +13,7 @@
 #include "../torch/stream.h"
 #include "../task/tensor_components.h"
 #include "../task/tensor_metadata.h"
+#include "device_kernel.h"
 #include "output_cache.h"
 
 namespace torch_openreg {
@@ -93,8 +94,14 @@ bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
   std::shared_ptr<const OutputSpec> spec = findOutputs(key);
   if (spec == nullptr || !spec->usable) return false;
   const c10::Device device = scan.device();
-  if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
+  if (C10_UNLIKELY(!canMap(device.index()))) {
+    auto call = DeviceCall::make(op, traits, *spec, device, stream, arguments);
+    if (call == nullptr) return false;
+    countWrites(traits, arguments);
+    results = DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
+    return true;
+  }
   countWrites(traits, arguments);
   queueOperator(op, traits, traits.name, key, std::move(spec), device, stream, arguments, results);
   return true;

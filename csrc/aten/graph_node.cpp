@@ -56,6 +56,7 @@ bool GraphNode::fits(const OperatorTask &task) const {
 }
 
 void GraphNode::run(const OperatorTask &task) {
+  if (C10_UNLIKELY(task.late)) task.late.resolve(task.op.schema().name(), stack_);
   if (C10_LIKELY(call_ && task.inDefaultDtype.empty())) return call_(stack_);
   if (out_) {
     running_ = stack_;

@@ -24,6 +24,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "../torch/fork.h"
 #include "../torch/host_allocator.h"
@@ -49,6 +50,8 @@ using Accesses = c10::SmallVector<orMemoryAccess, 16>;
 
 struct Report {
   Accesses device, host;
+  LateAccess *late = nullptr;  // of the task; null: the task does not read its indices
+  bool captures = false;
 
   void add(const Tensor &tensor, bool write) {
     if (!tensor.defined()) return;
@@ -66,6 +69,8 @@ struct Report {
   /* Adds rows of a device tensor, or if they are not known a partial access to the whole tensor. */
   void addRows(const Tensor &tensor, bool write, const Rows &rows) {
     const size_t first = device.size();
+    uint32_t partial = OR_ACCESS_PARTIAL;
+    if (late != nullptr && *late) partial |= OR_ACCESS_LATE;
     if (!rows.known) {
       add(tensor, write);
     } else {
@@ -74,7 +79,7 @@ struct Report {
       }
     }
     for (size_t i = first; i < device.size() && !(rows.known && rows.exact); ++i) {
-      device[i].write |= OR_ACCESS_PARTIAL;
+      device[i].write |= partial;
     }
   }
 
@@ -84,7 +89,8 @@ struct Report {
       OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size()));
     }
     if (!device.empty()) {
-      OPENREG_CHECK(orSanitizerAccess(stream, operation, device.data(), device.size()));
+      OPENREG_CHECK(orSanitizerAccessLate(stream, operation, device.data(), device.size(),
+                                          late == nullptr ? nullptr : late->get()));
     }
   }
 };
@@ -183,6 +189,16 @@ std::optional<std::pair<Rows, bool>> rowsTouched(const Effects &effects,
                         effects.takesThemInPlace || effects.written[0]);
 }
 
+/* Makes the task's late access, where the rows are not known at the call. In a capture they never
+ * are, as each replay has its own. Indices that the host has decide it at once. */
+void beginLate(LateAccess &late, const Effects &effects, c10::ArrayRef<IValue> arguments,
+               Rows &rows, bool captures) {
+  if (captures) rows.known = false;
+  if ((rows.known && rows.exact) || !canResolve(effects.schema, arguments)) return;
+  late.begin(firstByte(arguments[0].toTensor()));
+  if (late && !captures) late.resolve(effects.schema, arguments);
+}
+
 /* Whether argument `i` is read. It is not if its factor is 0, or if only a gradient that is not
  * requested would need it. */
 bool isRead(const Effects &effects, c10::ArrayRef<IValue> arguments, size_t i) {
@@ -202,7 +218,10 @@ void addArguments(Report &report, const Effects &effects, c10::ArrayRef<IValue> 
                       arguments[*effects.training].isBool() &&
                       arguments[*effects.training].toBool();
   const auto &running = effects.writtenInTraining;
-  const auto rows = rowsTouched(effects, arguments);
+  auto rows = rowsTouched(effects, arguments);
+  if (rows && report.late != nullptr) {
+    beginLate(*report.late, effects, arguments, rows->first, report.captures);
+  }
   for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
     if (rows && i == 0) {
       report.addRows(arguments[0].toTensor(), rows->second, rows->first);
@@ -314,16 +333,32 @@ void watch(bool on) {
 
 }  // namespace
 
-void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
-                    c10::ArrayRef<IValue> results) {
+namespace {
+
+void sendAll(Report report, const OperatorHandle &op, orStream_t stream,
+             c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) {
   const auto effects = effectsOf(op);
   if (effects->none) return;
-  Report report;
   addArguments(report, *effects, arguments);
   addResults(report, arguments, results);
   raiseRaces();  // races of earlier calls; then this one is neither made nor reported
   sendNamed(report, stream, *effects);
   raiseRaces();
+}
+
+}  // namespace
+
+void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
+                    c10::ArrayRef<IValue> results) {
+  sendAll({}, op, stream, arguments, results);
+}
+
+void reportTask(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
+                c10::ArrayRef<IValue> results, LateAccess &late, bool captures) {
+  Report report;
+  report.late = &late;
+  report.captures = captures;
+  sendAll(std::move(report), op, stream, arguments, results);
 }
 
 OperatorReport::OperatorReport(const OperatorHandle &op, orStream_t stream,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "index_accesses.h"
 
 namespace torch_openreg {
 
@@ -22,6 +23,12 @@ namespace torch_openreg {
  * throws. */
 void reportOperator(const c10::OperatorHandle &op, orStream_t stream,
                     c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+
+/* The same for a task that resolves `late` when it runs, which is made here if indices decide what
+ * the task touches. */
+void reportTask(const c10::OperatorHandle &op, orStream_t stream,
+                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results,
+                LateAccess &late, bool captures);
 
 /* The same for an operator whose results exist only after it has run: the constructor reports the
  * arguments, reportResults the rest. */

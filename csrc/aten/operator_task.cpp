@@ -7,20 +7,26 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "../torch/allocator.h"
+#include "../torch/gil.h"
 #include "../torch/graph.h"
 #include "../torch/host_access.h"
+#include "../torch/kernel_failures.h"
 #include "../torch/sanitizer.h"
 #include "../task/task_half.h"
 #include "../task/tensor_metadata.h"
+#include "device_kernel.h"
 #include "graph_node.h"
+#include "index_accesses.h"
 #include "operator_accesses.h"
 
 namespace torch_openreg {
@@ -163,6 +169,32 @@ void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
   }
 }
 
+/* Their kernels raise an error for some values. The others are those that take indices. */
+constexpr std::string_view kRefuse[] = {"aten::_assert_async",
+                                        "aten::bernoulli",
+                                        "aten::bernoulli_",
+                                        "aten::binary_cross_entropy",
+                                        "aten::embedding_dense_backward",
+                                        "aten::embedding_renorm_",
+                                        "aten::masked_scatter_",
+                                        "aten::multi_margin_loss",
+                                        "aten::multilabel_margin_loss_forward",
+                                        "aten::multinomial",
+                                        "aten::nll_loss2d_forward",
+                                        "aten::nll_loss_forward",
+                                        "aten::poisson"};
+
+bool refusesValues(const OpTraits &traits) {
+  thread_local ska::flat_hash_map<const OpTraits *, bool> known;
+  const auto found = known.find(&traits);
+  if (C10_LIKELY(found != known.end())) return found->second;
+  std::string_view name = traits.name;
+  name = name.substr(0, name.find('.'));
+  const bool refuses = takesIndices(name) ||
+                       std::find(std::begin(kRefuse), std::end(kRefuse), name) != std::end(kRefuse);
+  return known[&traits] = refuses;
+}
+
 /* The out= form of a comparison in place. */
 OperatorHandle outFormOf(const OperatorHandle &op) {
   const std::string &name = op.schema().name();
@@ -236,7 +268,8 @@ void OperatorTask::add(const IValue &value, Storages &known) {
   }
 }
 
-at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
+at::Tensor allocateResult(const KeptMetadata &metadata, c10::Device device, orStream_t stream,
+                          KernelMemory &memory) {
   if (!metadata.isDefined()) return {};
   const size_t bytes = metadata.bytes();
   void *block = nullptr;
@@ -244,11 +277,16 @@ at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t str
     describeNextBlock(TensorMetadata(metadata).dtype);
     block = allocateBlock(bytes, stream, device.index());
   }
-  results.emplace_back(block, bytes);
-  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
+  memory = KernelMemory(block, bytes);
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),
                        &deviceAllocator(), /*resizable=*/true);
   return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
+}
+
+at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
+  if (!metadata.isDefined()) return {};
+  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
+  return allocateResult(metadata, device, stream, results.emplace_back());
 }
 
 /* ---- on the worker ---- */
@@ -408,8 +446,17 @@ void OperatorTask::runAsNode() {
   }
 }
 
-/* Replays are not counted as calls, and neither are the halves of a split one. */
 void OperatorTask::run() {
+  try {
+    runWhole();
+  } catch (...) {
+    setFailureStack(stack);
+    throw;
+  }
+}
+
+/* Replays are not counted as calls, and neither are the halves of a split one. */
+void OperatorTask::runWhole() {
   const orPart part = canSplit() ? orTaskPart() : orPartWhole;
   if (isNode && part == orPartWhole) return runAsNode();
   std::optional<OpTimer> timer;
@@ -417,6 +464,7 @@ void OperatorTask::run() {
   c10::SmallVector<Reserved, 2> places = reserved();
   KernelArguments arguments(*this);
   Stack stack = arguments.stack();
+  if (C10_UNLIKELY(late)) late.resolve(op.schema().name(), stack);
   useDefaultDtype(stack);
   if (C10_UNLIKELY(part != orPartWhole)) {
     if (runHalf(part, stack, places) || part == orPartSecond) return;
@@ -434,6 +482,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char 
   resizeOutputs(*spec, traits, arguments, key, warned);
   auto task = std::make_unique<OperatorTask>(op, traits, name, key, device);
   task->warned = warned;
+  if (C10_UNLIKELY(refusesValues(traits)) && mayBeInPython()) task->stack = gatherStack();
   task->inDefaultDtype = spec->inDefaultDtype;
   if (traits.inPlace && !task->inDefaultDtype.empty()) task->op = outFormOf(op);
   OperatorTask::Storages known;
@@ -452,8 +501,10 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char 
     }
   }
   if (fresh) task->spec = std::move(spec);
-  if (sanitizerActive()) reportOperator(op, stream, arguments, results);
   task->isNode = isCapturing(stream);
+  if (sanitizerActive()) {
+    reportTask(op, stream, arguments, results, task->late, task->isNode);
+  }
   const bool serial = task->largest <= kSerial;
   if (serial) task->caller.threads = 1;
   launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);

@@ -24,6 +24,8 @@
 #include "../task/cpu_memory.h"
 #include "../task/kernel_memory.h"
 #include "../task/task.h"
+#include "../torch/stacks.h"
+#include "index_accesses.h"
 #include "op_traits.h"
 #include "output_cache.h"
 
@@ -95,12 +97,17 @@ struct OperatorTask final : Task {
     return (traits.pointwise || traits.elementwise) && !traits.draws && largest > 1;
   }
   bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
+  void runWhole();
   void runAsNode();
   void useDefaultDtype(Stack &stack) const;
   c10::SmallVector<Reserved, 2> reserved() const;
   void runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const;
 
   std::shared_ptr<GraphNode> node_;  // made by the first replay
+
+ public:
+  PythonStack stack;  // of the call, where the kernel may refuse values
+  LateAccess late;    // of the first argument, while the sanitizer is on
 };
 
 /* Makes the kernel's arguments from the key and the task's lists, which are read side by side. Used

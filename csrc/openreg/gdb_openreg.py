@@ -10,6 +10,7 @@ takes no lock and calls nothing in the process, so data that a thread was changi
 changed: a running stream's list of tasks may begin or end one task off.
 """
 
+import functools
 import os
 import time
 
@@ -144,6 +145,10 @@ def cell_state(cell):
     return "done" if status == "orSuccess" else f"done with {status}"
 
 
+def cell_and_state(cell):
+    return f"{cell_text(cell)}: {cell_state(cell)}, {int(cell['refs'])} references"
+
+
 def task_text(task):
     kind = str(task["kind"])
     text = KINDS.get(kind, "") + text_at(task["name"])
@@ -244,9 +249,9 @@ def mutex_text(mutex):
 # ---- printers ----
 
 
-class Text:
-    def __init__(self, value):
-        self.value = value
+class Printer:
+    def __init__(self, text, value):
+        self.text, self.value = text, value
 
     def to_string(self):
         try:
@@ -255,27 +260,7 @@ class Text:
             return f"<{error}>"
 
 
-class TaskPrinter(Text):
-    text = staticmethod(task_text)
-
-
-class HostPrinter(Text):
-    text = staticmethod(host_text)
-
-
-class MutexPrinter(Text):
-    text = staticmethod(mutex_text)
-
-
-class CellPrinter(Text):
-    @staticmethod
-    def text(cell):
-        return f"{cell_text(cell)}: {cell_state(cell)}, {int(cell['refs'])} references"
-
-
-class StreamPrinter(Text):
-    text = staticmethod(stream_text)
-
+class StreamPrinter(Printer):
     def children(self):
         yield "lock", self.value["lock"]
         yield from task_lines(self.value, SHOWN)
@@ -283,14 +268,14 @@ class StreamPrinter(Text):
 
 def printers():
     collection = gdb.printing.RegexpCollectionPrettyPrinter("openreg")
-    for name, printer in (
-        ("orStream", StreamPrinter),
-        ("orTask", TaskPrinter),
-        ("orCell", CellPrinter),
-        ("orMutex", MutexPrinter),
-        ("orSleeper", HostPrinter),
+    for name, text, printer in (
+        ("orStream", stream_text, StreamPrinter),
+        ("orTask", task_text, Printer),
+        ("orCell", cell_and_state, Printer),
+        ("orMutex", mutex_text, Printer),
+        ("orSleeper", host_text, Printer),
     ):
-        collection.add_printer(name, f"^{name}$", printer)
+        collection.add_printer(name, f"^{name}$", functools.partial(printer, text))
     return collection
 
 

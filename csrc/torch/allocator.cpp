@@ -6,6 +6,7 @@
 #include "allocator.h"
 
 #include <c10/core/AllocatorConfig.h>
+#include <openreg_package.h>
 
 #include <algorithm>
 #include <mutex>
@@ -21,6 +22,7 @@
 #include "sanitizer.h"
 #include "stream.h"
 #include "sync_debug.h"
+#include "texts.h"
 #include "unwinding.h"
 
 namespace torch_openreg {
@@ -40,10 +42,9 @@ void reportBlock(void *block, bool made) {
   }
   const auto size = static_cast<int64_t>(bytes);
   const int64_t allocated = stats.allocated_bytes[0].current - (made ? 0 : size);
-  c10::reportMemoryUsageToProfiler(
-      block, made ? size : -size, static_cast<size_t>(allocated),
-      static_cast<size_t>(stats.reserved_bytes[0].current),
-      c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(owner.device)));
+  c10::reportMemoryUsageToProfiler(block, made ? size : -size, static_cast<size_t>(allocated),
+                                   static_cast<size_t>(stats.reserved_bytes[0].current),
+                                   deviceAt(static_cast<c10::DeviceIndex>(owner.device)));
 }
 
 void deleteBlock(void *block) {
@@ -105,34 +106,35 @@ void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t
              static_cast<int64_t>(free));
 }
 
+orCacheStats statsOf(c10::DeviceIndex device) {
+  auto stats = sized<orCacheStats>();
+  OPENREG_CHECK(orCacheGetStats(&stats, device));
+  return stats;
+}
+
 [[noreturn]] void throwOutOfMemory(size_t bytes, c10::DeviceIndex device) {
   orGetLastError();  // an error that is thrown must not stay as the thread's last error
   std::string injected = orGetLastErrorMessage();
   injected.erase(0, injected.find(" (injected fault"));
-  size_t free = 0, capacity = 0;
+  if (!injected.empty()) injected.replace(0, 1, "\n  ");
+  const auto [free, capacity] = deviceAllocator().getMemoryInfo(device);
   double fraction = 1;
-  auto stats = sized<orCacheStats>();
-  {
-    DeviceSwitch current(device);
-    OPENREG_CHECK(orMemGetInfo(&free, &capacity));
-  }
-  OPENREG_CHECK(orCacheGetStats(&stats, device));
+  const orCacheStats stats = statsOf(device);
   OPENREG_CHECK(orCacheGetFraction(&fraction, device));
-  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes),
-                                   static_cast<size_t>(stats.allocated_bytes[0].current),
-                                   static_cast<size_t>(stats.reserved_bytes[0].current),
-                                   c10::Device(c10::DeviceType::PrivateUse1, device));
+  c10::reportOutOfMemoryToProfiler(
+      static_cast<int64_t>(bytes), static_cast<size_t>(stats.allocated_bytes[0].current),
+      static_cast<size_t>(stats.reserved_bytes[0].current), deviceAt(device));
   const double limit = fraction * static_cast<double>(capacity);
   tellObservers(device, bytes, limit, free);
   std::string allowed;
   if (fraction < 1)
     allowed = " (" + format_size(static_cast<uint64_t>(limit)) + " allowed by the memory fraction)";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, outOfMemory(), ". Tried to allocate ",
-                   format_size(bytes), " on ", deviceAt(device), ": ", format_size(free),
-                   " is free of a capacity of ", format_size(capacity), allowed, ", ",
-                   format_size(stats.allocated_bytes[0].current), " is allocated by PyTorch and ",
-                   format_size(stats.reserved_bytes[0].current),
-                   " is reserved by PyTorch (allocated blocks included).", injected);
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, outOfMemory(), ". Tried to allocate ", format_size(bytes), " on ",
+      deviceAt(device), ":\n  ", format_size(free), " is free of a capacity of ",
+      format_size(capacity), allowed, ",\n  ", format_size(stats.allocated_bytes[0].current),
+      " is allocated by PyTorch and ", format_size(stats.reserved_bytes[0].current),
+      " is reserved by PyTorch (allocated blocks included).", injected, memoryText(device));
 }
 
 void copyStat(c10::CachingAllocator::Stat &to, const orCacheStat &from) {
@@ -147,11 +149,7 @@ void copyStat(c10::CachingAllocator::StatArray &to, const orCacheStat (&from)[3]
 }
 
 /* How often the cache has waited for all streams, because memory was short. */
-int64_t waitsForMemory(c10::DeviceIndex device) {
-  auto stats = sized<orCacheStats>();
-  OPENREG_CHECK(orCacheGetStats(&stats, device));
-  return stats.sync_all_streams;
-}
+int64_t waitsForMemory(c10::DeviceIndex device) { return statsOf(device).sync_all_streams; }
 
 void noteWaitForMemory(void *block, size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   c10::DataPtr owner = ownBlock(block, device);
@@ -194,7 +192,7 @@ void attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
 }
 
 c10::DataPtr ownBlock(void *block, c10::DeviceIndex device) {
-  return {block, block, &deleteBlock, c10::Device(c10::DeviceType::PrivateUse1, device)};
+  return {block, block, &deleteBlock, deviceAt(device)};
 }
 
 c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes) {
@@ -233,7 +231,9 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
   }
   void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override {
     const c10::DeviceIndex count = checkedDeviceCount();
-    noteSynchronization("torch.openreg.empty_cache", currentStreamHandle(currentDevice()));
+    if (notesSynchronization())
+      warnOrThrowOnSynchronization(c10::str("torch.", orDevicesName(), ".empty_cache"),
+                                   currentStreamHandle(currentDevice()));
     HistoryScope scope(HistoryScope::Allocation);
     if (mempool_id != c10::MempoolId_t(0, 0)) return emptyPool(mempool_id);
     for (c10::DeviceIndex device = 0; device < count; ++device) {
@@ -244,8 +244,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     torch_openreg::recordStream(ptr, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    auto from = sized<orCacheStats>();
-    OPENREG_CHECK(orCacheGetStats(&from, device));
+    const orCacheStats from = statsOf(device);
     c10::CachingDeviceAllocator::DeviceStats to;
     copyStat(to.allocation, from.allocation);
     copyStat(to.segment, from.segment);

@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
+#include <openreg_package.h>
 #include <pybind11/pybind11.h>
 #include <sys/mman.h>
 #include <torch/csrc/Device.h>
@@ -41,7 +42,7 @@ namespace {
 using ReadDevice = void (*)(c10::Device *self, const std::string &text);
 using NameOf = std::string (*)(bool lowerCase);
 
-constexpr std::string_view kOwn = "openreg", kTheirs = "cuda";
+constexpr std::string_view kTheirs = "cuda";
 constexpr const char *kNameOf = "_ZN3c1023get_privateuse1_backendB5cxx11Eb";
 constexpr const char *kReadDevice =
     "_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
@@ -52,9 +53,10 @@ std::string cudasName(bool lowerCase) { return lowerCase ? "cuda" : "CUDA"; }
 
 /* A constructor's first argument is the object. */
 void readEitherName(c10::Device *self, const std::string &text) {
+  const std::string_view name = orDevicesName();
   const bool own =
-      text.starts_with(kOwn) && (text.size() == kOwn.size() || text[kOwn.size()] == ':');
-  readDevice(self, own ? std::string(kTheirs) + text.substr(kOwn.size()) : text);
+      text.starts_with(name) && (text.size() == name.size() || text[name.size()] == ':');
+  readDevice(self, own ? std::string(kTheirs) + text.substr(name.size()) : text);
 }
 
 // ---- A library's references ---------------------------------------------------------------------
@@ -167,8 +169,8 @@ void *definitionOf(const char *name) {
 /* Whether the exchanged functions are called, also by code inside c10 that reads names. */
 bool isCuda() {
   const c10::Device device(c10::DeviceType::PrivateUse1, 1);
-  return c10::Device("cuda:1") == device && c10::Device("openreg:1") == device &&
-         device.str() == "cuda:1";
+  return c10::Device("cuda:1") == device && device.str() == "cuda:1" &&
+         c10::Device(orDevicesName() + std::string(":1")) == device;
 }
 
 /* PyTorch finds the factory of graphs by the device's name. In a PyTorch for CUDA, "CUDA" has
@@ -186,17 +188,10 @@ c10::DeviceType ours(c10::DeviceType type) {
   return type == c10::DeviceType::CUDA ? c10::DeviceType::PrivateUse1 : type;
 }
 
-bool isAutocastEnabled(c10::DeviceType type) {
-  return at::autocast::is_autocast_enabled(ours(type));
-}
-void setAutocastEnabled(c10::DeviceType type, bool enabled) {
-  at::autocast::set_autocast_enabled(ours(type), enabled);
-}
-c10::ScalarType autocastDtype(c10::DeviceType type) {
-  return at::autocast::get_autocast_dtype(ours(type));
-}
-void setAutocastDtype(c10::DeviceType type, c10::ScalarType dtype) {
-  at::autocast::set_autocast_dtype(ours(type), dtype);
+/* One of autocast's functions, for this device where it would be for CUDA. */
+template <auto function, typename... Rest>
+auto forOurs(c10::DeviceType type, Rest... rest) {
+  return function(ours(type), rest...);
 }
 
 /* Python functions that name no device (torch.is_autocast_enabled(),
@@ -205,13 +200,13 @@ void setAutocastDtype(c10::DeviceType type, c10::ScalarType dtype) {
 void takeAutocastSwitches() {
   const Exchange switches[] = {
       {"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",
-       reinterpret_cast<void *>(&isAutocastEnabled)},
+       reinterpret_cast<void *>(&forOurs<&at::autocast::is_autocast_enabled>)},
       {"_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb",
-       reinterpret_cast<void *>(&setAutocastEnabled)},
+       reinterpret_cast<void *>(&forOurs<&at::autocast::set_autocast_enabled, bool>)},
       {"_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
-       reinterpret_cast<void *>(&autocastDtype)},
+       reinterpret_cast<void *>(&forOurs<&at::autocast::get_autocast_dtype>)},
       {"_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE",
-       reinterpret_cast<void *>(&setAutocastDtype)},
+       reinterpret_cast<void *>(&forOurs<&at::autocast::set_autocast_dtype, c10::ScalarType>)},
   };
   for (const Exchange &what : switches) exchangeIn("libtorch_python.", what);
 }

@@ -16,6 +16,8 @@
 #include <mutex>
 #include <vector>
 
+#include "backward_caller.h"
+
 namespace py = pybind11;
 
 namespace torch_openreg {
@@ -67,7 +69,7 @@ BackwardPart partAt(const Place &place, std::string name) {
   const size_t scope = name.rfind("::");
   if (scope != std::string::npos) name.erase(0, scope + 2);
   Forward forward = forwardOf(place.thread, place.number);
-  return {std::move(name), std::move(forward.stack), place.task, forward.hook};
+  return {std::move(name), std::move(forward.stack), backwardStack(), forward.hook};
 }
 
 }  // namespace

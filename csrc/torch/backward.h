@@ -14,7 +14,7 @@ namespace torch_openreg {
 struct BackwardPart {
   std::string node;            // "MulBackward0"
   PythonStack forward;         // of the operator that made the node, if noteForward has kept it
-  int task = -1;               // the engine's number of the pass
+  PythonStack caller;          // of backward()
   const void *hook = nullptr;  // the code of a pack hook, whose frame `forward` may have
 };
 

@@ -23,6 +23,7 @@
 
 #include "caller_state.h"
 #include "module.h"
+#include "sanitizer.h"
 
 namespace py = pybind11;
 
@@ -37,6 +38,8 @@ struct BackwardCaller final : c10::DebugInfoBase {
   const std::thread::id thread = std::this_thread::get_id();
   const CallerState state = CallerState::now();
   const uint64_t sanitized = orSanitizerThread();
+  const PythonStack stack =
+      sanitizerActive() && keepsStacks.load(std::memory_order_relaxed) ? gatherStack() : nullptr;
 };
 
 constexpr std::string_view kCallerName = "OPENREG_BACKWARD_CALLER";
@@ -81,6 +84,11 @@ void takeOverFromBackwardCaller() {
 uint64_t actsForThread() {
   const BackwardCaller *caller = backwardCaller();
   return caller == nullptr ? 0 : caller->sanitized;
+}
+
+PythonStack backwardStack() {
+  const BackwardCaller *caller = backwardCaller();
+  return caller == nullptr ? nullptr : caller->stack;
 }
 
 }  // namespace torch_openreg

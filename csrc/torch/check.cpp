@@ -1,25 +1,26 @@
 #include "check.h"
 
+#include <openreg_package.h>
+
 #include <cctype>
 #include <string>
-#include <string_view>
 
 #include "device.h"
 #include "kernel_failures.h"
+#include "texts.h"
 
 namespace torch_openreg {
 
 namespace {
 
-/* The core always writes "openreg:0"; this puts the device's current name in its place. */
+/* The core writes the device's own name; this puts the current one in its place. */
 std::string withDeviceName(std::string text) {
-  constexpr std::string_view kOwn = "openreg:";
-  const std::string name = deviceName() + ":";
-  if (name == kOwn) return text;
-  for (size_t at = text.find(kOwn); at != std::string::npos; at = text.find(kOwn, at + 1)) {
-    const size_t after = at + kOwn.size();
+  const std::string own = std::string(orDevicesName()) + ":", name = deviceName() + ":";
+  if (name == own) return text;
+  for (size_t at = text.find(own); at != std::string::npos; at = text.find(own, at + 1)) {
+    const size_t after = at + own.size();
     if (after < text.size() && std::isdigit(static_cast<unsigned char>(text[after])))
-      text.replace(at, kOwn.size(), name);
+      text.replace(at, own.size(), name);
   }
   return text;
 }
@@ -38,6 +39,7 @@ void throwError(orError_t error, c10::SourceLocation location) {
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
   std::string text = withDeviceName(std::string(orGetErrorName(error)) + ": " + detail);
   orGetLastError();  // an error that is thrown must not stay as the thread's last error
+  text = errorText(text);
   if (error == orErrorMemoryAllocation)
     throw c10::OutOfMemoryError(location, outOfMemory() + ". " + text);
   if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "check.h"
 #include "module.h"
 
 namespace torch_openreg {
@@ -30,11 +31,9 @@ using Handle = c10::RegistrationHandleRAII;
 using Place = std::pair<std::string, DispatchKey>;  // an operator, and a key of the device
 
 std::mutex mutex;
+using Places = std::map<Place, std::shared_ptr<Handle>>;
 /* The CUDA kernels that are registered for the device too. */
-std::map<Place, std::shared_ptr<Handle>> &places() {
-  static auto *instance = new std::map<Place, std::shared_ptr<Handle>>();
-  return *instance;
-}
+Places &places() { return leaked<Places>(); }
 thread_local bool fromPython = false;
 
 /* The device's key that corresponds to a key of CUDA's; Undefined for other keys. */

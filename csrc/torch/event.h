@@ -4,8 +4,6 @@
  */
 #pragma once
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-
 #include <utility>
 
 #include "check.h"
@@ -23,10 +21,12 @@ inline void *eventPointer(orEvent_t event) {
   return reinterpret_cast<void *>(static_cast<uintptr_t>(event));
 }
 
-/* PYTORCH_DEFAULT takes no time, BACKEND_DEFAULT does. */
-OPENREG_EXPORT unsigned eventFlags(c10::EventFlag flag);
 /* Whether the newest record is complete. Never reports the error of a kernel. */
-OPENREG_EXPORT bool queryEvent(orEvent_t event);
+inline bool queryEvent(orEvent_t event) {
+  const orError_t error = orEventQuery(event);
+  if (error != orErrorNotReady) OPENREG_CHECK(error);
+  return error == orSuccess;
+}
 
 /* An event of the core with an owner: created on `index`, destroyed with the object. */
 class OPENREG_EXPORT OwnedEvent {

@@ -7,6 +7,7 @@
 #include <ATen/core/GraphImplInterface.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/ScopeExit.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "device.h"
 #include "gil.h"
@@ -39,11 +41,8 @@ struct Captures {
   std::map<uint64_t, std::shared_ptr<CapturedGraph>> byId;
 };
 
-/* Leaked: autograd's threads may call this while the process exits. */
-Captures &captures() {
-  static auto *instance = new Captures();
-  return *instance;
-}
+/* Autograd's threads may call this while the process exits. */
+Captures &captures() { return leaked<Captures>(); }
 
 /* The core's id of the capture, or 0. A stream that was destroyed gives 0 too: the next call that
  * queues on it returns the error. */
@@ -231,6 +230,17 @@ Variables nameInputs(orStream_t stream, uint64_t capture) {
   return variables;
 }
 
+/* The addresses of the memory that the current stream's capture uses and does not own. */
+std::vector<uintptr_t> graphReads() {
+  std::vector<uintptr_t> begins;
+  const auto collect = [](const void *begin, size_t, char *, void *all) {
+    static_cast<std::vector<uintptr_t> *>(all)->push_back(reinterpret_cast<uintptr_t>(begin));
+  };
+  if (orSanitizerInputs(currentStreamHandle(currentDevice()), collect, &begins) != orSuccess)
+    orGetLastError();  // the end of the capture returns an error of its own
+  return begins;
+}
+
 /* Before a replay: reports the inputs of which the program's variables hold others now. */
 void checkVariables(const Variables &variables) {
   if (variables == nullptr) return;
@@ -259,27 +269,132 @@ void queueBegin(orStream_t stream, const Shared &graph) {
   OPENREG_CHECK(error);
 }
 
-class OpenRegGraph final : public at::GraphImplInterface {
+class OpenRegGraph final : public at::GraphImplInterface, Uncopyable {
  public:
   explicit OpenRegGraph(const at::GraphImplArgs &args) : keepGraph_(args.keep_graph) {}
-  ~OpenRegGraph() override { release(); }
-  OpenRegGraph(const OpenRegGraph &) = delete;
-  OpenRegGraph &operator=(const OpenRegGraph &) = delete;
+  ~OpenRegGraph() override { OpenRegGraph::reset(); }
 
-  void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) override;
-  void capture_end() override;
-  void instantiate() override;
-  void replay() override;
-  void reset() override;
-  c10::MempoolId_t pool() const override;
+  void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) override {
+    TORCH_CHECK(!stream_ && captured().graph == 0,
+                "this graph has been captured already: reset() it, or capture another");
+    const OpenRegStream stream = getCurrentOpenRegStream();
+    const orStream_t handle = stream.stream();
+    getDefaultGenerator(stream.device_index());  // creates it: a later one would take any seed
+    OPENREG_CHECK(orStreamBeginCapture(handle));
+    stream_ = stream;
+    strict_ = mode == at::GraphCaptureMode::Global || mode == at::GraphCaptureMode::ThreadLocal;
+    begun_by_ = std::this_thread::get_id();
+    capturesNow.fetch_add(1, std::memory_order_relaxed);
+    id_ = captureOf(handle);
+    const Shared shared = std::make_shared<CapturedGraph>(stream.device_index());
+    {
+      std::lock_guard<std::mutex> lock(captures().mutex);
+      captures().byId[id_] = shared;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      captured_.shared = shared;
+      captured_.device = stream.device_index();
+    }
+    try {
+      queueBegin(handle, shared);
+      allocateFrom(pool == kNoPool ? newMemPoolId(false) : pool);
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  void capture_end() override {
+    TORCH_CHECK(stream_, "capture_end() without a capture_begin() before it");
+    const OpenRegStream stream = *stream_;
+    TORCH_CHECK(getCurrentOpenRegStream(stream.device_index()) == stream,
+                "a capture must end on the stream on which it began: make it the current one");
+    TORCH_CHECK(!strict_ || begun_by_ == std::this_thread::get_id(),
+                "capture_end() on another thread than capture_begin(), which only the mode "
+                "\"relaxed\" allows");
+    Variables variables;
+    if (sanitizerActive()) variables = nameInputs(stream.stream(), id_);
+    orGraph_t graph = 0;
+    const orError_t error = orStreamEndCapture(stream.stream(), &graph);
+    endCapture();
+    if (error != orSuccess) {
+      reset();
+      throwError(error, {__func__, __FILE__, __LINE__});
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      captured_.graph = graph;
+      captured_.variables = std::move(variables);
+    }
+    size_t nodes = 0;
+    OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
+    if (nodes <= 1)  // only the node that begins a replay
+      TORCH_WARN("this graph is empty: nothing was queued on the stream that was captured, one of ",
+                 stream.device());
+  }
+
+  void instantiate() override {
+    TORCH_CHECK(captured().graph != 0, "instantiate() needs a graph that has been captured");
+  }
+
+  void replay() override {
+    const Captured now = hold();
+    const auto letGo = c10::make_scope_exit([&] { releasePool(now.device, now.pool); });
+    DeviceSwitch device(now.device);
+    if (sanitizerActive()) checkVariables(now.variables);
+    const uint64_t replay = now.shared->prepareReplay();
+    const orError_t error = orGraphReplay(now.graph, currentStreamHandle(now.device));
+    if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
+    OPENREG_CHECK(error);
+    if (sanitizerActive()) raiseRaces();
+  }
+
+  void reset() noexcept override {
+    if (orInForkedChild()) return;  // nothing can be released there
+    if (stream_) {
+      orGraph_t abandoned = 0;
+      const OpenRegStream stream = *stream_;
+      endCapture();
+      if (orStreamEndCapture(static_cast<orStream_t>(stream.id()), &abandoned) == orSuccess)
+        orGraphDestroy(abandoned);
+      else
+        orGetLastError();
+    }
+    Captured last;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::swap(last, captured_);
+    }
+    if (last.graph != 0 && orGraphDestroy(last.graph) != orSuccess) orGetLastError();
+    if (last.pool != kNoPool) releasePool(last.device, last.pool);
+  }
+
+  c10::MempoolId_t pool() const override {
+    const Captured now = captured();
+    TORCH_CHECK(now.graph != 0, "pool() needs a graph that has been captured");
+    return now.pool;
+  }
+
   void enable_debug_mode() override { debug_ = true; }
-  void debug_dump(const std::string &path) override;
+
+  void debug_dump(const std::string &path) override {
+    const Captured now = captured();
+    TORCH_CHECK(now.graph != 0, "debug_dump() needs a graph that has been captured");
+    if (!debug_ && !keepGraph_) { /* as CUDA's, which has no more than what it launches */
+      TORCH_WARN("debug_dump(\"", path,
+                 "\") writes nothing: call enable_debug_mode() first, or make the graph with "
+                 "keep_graph=True");
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    const auto pictures = py::module_::import("torch_openreg.openreg._graph_pictures");
+    pictures.attr("picture_path")(path); /* refuses a path that is the picture's */
+    OPENREG_CHECK(orGraphDebugDotPrint(now.graph, path.c_str()));
+    pictures.attr("draw")(path);
+  }
 
  private:
-  void allocateFrom(c10::MempoolId_t pool);
-  void endCapture();
-  void release() noexcept;
-
   /* What a replay launches, and what a reset releases. */
   struct Captured {
     orGraph_t graph = 0;
@@ -288,8 +403,44 @@ class OpenRegGraph final : public at::GraphImplInterface {
     c10::MempoolId_t pool = kNoPool;
     c10::DeviceIndex device = -1;
   };
-  Captured captured() const;
-  Captured hold() const;
+
+  Captured captured() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return captured_;
+  }
+
+  /* Holds the graph with its pool; the caller releases the pool. A launch may sleep until a full
+   * stream has room. A reset at that time gives back memory without seeing the launch. */
+  Captured hold() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");
+    retainPool(captured_.device, captured_.pool);
+    return captured_;
+  }
+
+  void allocateFrom(c10::MempoolId_t pool) {
+    const c10::DeviceIndex device = stream_->device_index();
+    retainPool(device, pool);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      captured_.pool = pool;
+    }
+    beginAllocateToPool(device, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
+    allocates_ = true;
+  }
+
+  void endCapture() {
+    stream_.reset();
+    if (orInForkedChild()) return;  // another thread's locks may be held for ever
+    const Captured now = captured();
+    if (allocates_) endAllocateToPool(now.device, now.pool);
+    allocates_ = false;
+    {
+      std::lock_guard<std::mutex> lock(captures().mutex);
+      captures().byId.erase(id_);
+    }
+    capturesNow.fetch_sub(1, std::memory_order_relaxed);
+  }
 
   const bool keepGraph_;
   bool debug_ = false;
@@ -302,169 +453,12 @@ class OpenRegGraph final : public at::GraphImplInterface {
   Captured captured_;
 };
 
-OpenRegGraph::Captured OpenRegGraph::captured() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return captured_;
-}
-
-/* Holds the graph with its pool; the caller releases the pool. A launch may sleep until a full
- * stream has room. A reset at that time gives back memory without seeing the launch. */
-OpenRegGraph::Captured OpenRegGraph::hold() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");
-  retainPool(captured_.device, captured_.pool);
-  return captured_;
-}
-
-void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
-  TORCH_CHECK(!stream_ && captured().graph == 0,
-              "this graph has been captured already: reset() it, or capture another");
-  const OpenRegStream stream = getCurrentOpenRegStream();
-  const orStream_t handle = stream.stream();
-  getDefaultGenerator(stream.device_index());  // creates it: a later one would take any seed
-  OPENREG_CHECK(orStreamBeginCapture(handle));
-  stream_ = stream;
-  strict_ = mode == at::GraphCaptureMode::Global || mode == at::GraphCaptureMode::ThreadLocal;
-  begun_by_ = std::this_thread::get_id();
-  capturesNow.fetch_add(1, std::memory_order_relaxed);
-  id_ = captureOf(handle);
-  const Shared shared = std::make_shared<CapturedGraph>(stream.device_index());
-  {
-    std::lock_guard<std::mutex> lock(captures().mutex);
-    captures().byId[id_] = shared;
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    captured_.shared = shared;
-    captured_.device = stream.device_index();
-  }
-  try {
-    queueBegin(handle, shared);
-    allocateFrom(pool == kNoPool ? newMemPoolId(false) : pool);
-  } catch (...) {
-    release();
-    throw;
-  }
-}
-
-void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
-  const c10::DeviceIndex device = stream_->device_index();
-  retainPool(device, pool);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    captured_.pool = pool;
-  }
-  beginAllocateToPool(device, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
-  allocates_ = true;
-}
-
-void OpenRegGraph::endCapture() {
-  stream_.reset();
-  if (orInForkedChild()) return;  // another thread's locks may be held for ever
-  const Captured now = captured();
-  if (allocates_) endAllocateToPool(now.device, now.pool);
-  allocates_ = false;
-  {
-    std::lock_guard<std::mutex> lock(captures().mutex);
-    captures().byId.erase(id_);
-  }
-  capturesNow.fetch_sub(1, std::memory_order_relaxed);
-}
-
-void OpenRegGraph::capture_end() {
-  TORCH_CHECK(stream_, "capture_end() without a capture_begin() before it");
-  const OpenRegStream stream = *stream_;
-  TORCH_CHECK(getCurrentOpenRegStream(stream.device_index()) == stream,
-              "a capture must end on the stream on which it began: make it the current one");
-  TORCH_CHECK(!strict_ || begun_by_ == std::this_thread::get_id(),
-              "capture_end() on another thread than capture_begin(), which only the mode "
-              "\"relaxed\" allows");
-  Variables variables;
-  if (sanitizerActive()) variables = nameInputs(stream.stream(), id_);
-  orGraph_t graph = 0;
-  const orError_t error = orStreamEndCapture(stream.stream(), &graph);
-  endCapture();
-  if (error != orSuccess) {
-    release();
-    throwError(error, {__func__, __FILE__, __LINE__});
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    captured_.graph = graph;
-    captured_.variables = std::move(variables);
-  }
-  size_t nodes = 0;
-  OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
-  if (nodes <= 1)  // only the node that begins a replay
-    TORCH_WARN("this graph is empty: nothing was queued on the stream that was captured, one of ",
-               stream.device());
-}
-
-void OpenRegGraph::instantiate() {
-  TORCH_CHECK(captured().graph != 0, "instantiate() needs a graph that has been captured");
-}
-
-void OpenRegGraph::replay() {
-  const Captured now = hold();
-  const auto letGo = c10::make_scope_exit([&] { releasePool(now.device, now.pool); });
-  DeviceSwitch device(now.device);
-  if (sanitizerActive()) checkVariables(now.variables);
-  const uint64_t replay = now.shared->prepareReplay();
-  const orError_t error = orGraphReplay(now.graph, currentStreamHandle(now.device));
-  if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
-  OPENREG_CHECK(error);
-  if (sanitizerActive()) raiseRaces();
-}
-
-void OpenRegGraph::reset() { release(); }
-
-void OpenRegGraph::release() noexcept {
-  if (orInForkedChild()) return;  // nothing can be released there
-  if (stream_) {
-    orGraph_t abandoned = 0;
-    const OpenRegStream stream = *stream_;
-    endCapture();
-    if (orStreamEndCapture(static_cast<orStream_t>(stream.id()), &abandoned) == orSuccess)
-      orGraphDestroy(abandoned);
-    else
-      orGetLastError();
-  }
-  Captured last;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::swap(last, captured_);
-  }
-  if (last.graph != 0 && orGraphDestroy(last.graph) != orSuccess) orGetLastError();
-  if (last.pool != kNoPool) releasePool(last.device, last.pool);
-}
-
-c10::MempoolId_t OpenRegGraph::pool() const {
-  const Captured now = captured();
-  TORCH_CHECK(now.graph != 0, "pool() needs a graph that has been captured");
-  return now.pool;
-}
-
-void OpenRegGraph::debug_dump(const std::string &path) {
-  const Captured now = captured();
-  TORCH_CHECK(now.graph != 0, "debug_dump() needs a graph that has been captured");
-  if (!debug_ && !keepGraph_) { /* as CUDA's, which has no more than what it launches */
-    TORCH_WARN("debug_dump(\"", path,
-               "\") writes nothing: call enable_debug_mode() first, or make the graph with "
-               "keep_graph=True");
-    return;
-  }
-  const py::gil_scoped_acquire gil;
-  const auto pictures = py::module_::import("torch_openreg.openreg._graph_pictures");
-  pictures.attr("picture_path")(path); /* refuses a path that is the picture's */
-  OPENREG_CHECK(orGraphDebugDotPrint(now.graph, path.c_str()));
-  pictures.attr("draw")(path);
-}
-
 /* Registered under both names of the device: before and after it is renamed. */
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   /* A capture of the current stream, whose owner compares its inputs' addresses at each replay. */
   m.def("_graph_inputs_checked",
         [] { OPENREG_CHECK(orSanitizerInputsChecked(currentStreamHandle(currentDevice()))); });
+  m.def("_graph_reads", &graphReads);
   m.def("_graph_input_replaced", [](uint64_t capture, uintptr_t begin) {
     OPENREG_CHECK(orSanitizerInputReplaced(capture, reinterpret_cast<const void *>(begin)));
   });

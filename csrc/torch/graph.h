@@ -34,12 +34,10 @@ extern std::atomic<int> capturesNow;
  * checkpoint does, is a position.
  *
  * `mutex_` is a leaf: a generator's mutex may be held. */
-class CapturedGraph {
+class CapturedGraph : Uncopyable {
  public:
   explicit CapturedGraph(c10::DeviceIndex device) : device_(device) {}
   ~CapturedGraph();
-  CapturedGraph(const CapturedGraph &) = delete;
-  CapturedGraph &operator=(const CapturedGraph &) = delete;
 
   struct Draw {
     std::shared_ptr<CapturedGraph> graph;

@@ -32,6 +32,7 @@ namespace {
 struct Calls {
   uint64_t count = 0;
   SanitizerStack latest;
+  c10::Storage output; /* the first one of any call, which all calls write */
 };
 
 struct Output {
@@ -71,6 +72,19 @@ at::Tensor outputOf(const at::Tensor &tensor, const Output &output) {
       .set_(std::move(part), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
+void report(orReportKind kind, const c10::StorageImpl *storage, const char *later,
+            const SanitizerStack &stack) {
+  reportFinding({.size = sizeof(orGraphFinding),
+                 .kind = kind,
+                 .begin = storage->data(),
+                 .bytes = storage->nbytes(),
+                 .stream = currentStreamHandle(storage->device().index()),
+                 .earlier = "replay",
+                 .later = later,
+                 .stack = nullptr},
+                stack);
+}
+
 /* A graphed callable's. */
 class GraphOutputs {
  public:
@@ -83,6 +97,8 @@ class GraphOutputs {
       output.call = ++calls_->count;
       std::swap(calls_->latest, stack);
     }
+    for (const at::Tensor &tensor : tensors)
+      if (!calls_->output && tensor.is_privateuseone()) calls_->output = tensor.storage();
     std::vector<at::Tensor> made;
     for (const at::Tensor &tensor : tensors)
       made.push_back(tensor.is_privateuseone() && tensor.numel() != 0 ? outputOf(tensor, output)
@@ -90,12 +106,33 @@ class GraphOutputs {
     return made;
   }
 
+  /* The number of the latest call. */
+  uint64_t count() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return calls_->count;
+  }
+
+  /* Reports the backward pass of a call that is not the latest. */
+  void backward(uint64_t call) const {
+    SanitizerStack stack;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (call == calls_->count || !calls_->output) return;
+      stack = calls_->latest;
+    }
+    report(orReportOverwritten, calls_->output.unsafeGetStorageImpl(), "backward", stack);
+  }
+
  private:
   std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
 };
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  py::class_<GraphOutputs>(m, "_GraphOutputs").def(py::init<>()).def("add", &GraphOutputs::add);
+  py::class_<GraphOutputs>(m, "_GraphOutputs")
+      .def(py::init<>())
+      .def("add", &GraphOutputs::add)
+      .def("backward", &GraphOutputs::backward)
+      .def_property_readonly("count", &GraphOutputs::count);
 });
 
 }  // namespace
@@ -108,14 +145,7 @@ void noteOutputRead(const c10::StorageImpl *storage) {
     if (found == outputs().end() || found->second.call == found->second.calls->count) return;
     stack = found->second.calls->latest;
   }
-  reportFinding({.kind = orReportOverwritten,
-                 .begin = storage->data(),
-                 .bytes = storage->nbytes(),
-                 .stream = currentStreamHandle(storage->device().index()),
-                 .earlier = "replay",
-                 .later = "read",
-                 .stack = nullptr},
-                stack);
+  report(orReportOverwritten, storage, "read", stack);
 }
 
 }  // namespace torch_openreg

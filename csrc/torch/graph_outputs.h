@@ -1,7 +1,8 @@
 /*
  * The outputs of graphed callables. All calls of one return the same memory, so a tensor of an
  * earlier call shows the values of the latest. While the sanitizer is on, the tensors of each call
- * have a storage of their own over that memory, and a read through an earlier one is reported.
+ * have a storage of their own over that memory, and a read through an earlier one is reported. A
+ * backward pass of an earlier call, which reads what the latest has saved, is reported as well.
  */
 #pragma once
 

@@ -21,6 +21,15 @@ c10::DeviceIndex indexOf(c10::Device device) {
   return indexOrCurrent(device.index());
 }
 
+/* PYTORCH_DEFAULT takes no time, BACKEND_DEFAULT does. */
+unsigned eventFlags(c10::EventFlag flag) {
+  if (flag == c10::EventFlag::PYTORCH_DEFAULT) return orEventDisableTiming;
+  TORCH_CHECK(flag == c10::EventFlag::BACKEND_DEFAULT, deviceName(),
+              " events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
+              static_cast<int>(flag));
+  return orEventDefault;
+}
+
 }  // namespace
 
 c10::Device OpenRegGuardImpl::exchangeDevice(c10::Device device) const {

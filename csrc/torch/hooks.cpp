@@ -1,11 +1,9 @@
 /*
  * Registers PyTorch's hooks: what generic code asks of an accelerator without a device guard.
  */
-#include <ATen/core/GraphImplInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "allocator.h"
 #include "autograd.h"
@@ -59,8 +57,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
     OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
     TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data, " is not memory of ",
                 aDevice());
-    return c10::Device(c10::DeviceType::PrivateUse1,
-                       static_cast<c10::DeviceIndex>(attributes.device));
+    return deviceAt(static_cast<c10::DeviceIndex>(attributes.device));
   }
 
   const at::Generator &getDefaultGenerator(c10::DeviceIndex device_index = -1) const override {
@@ -91,19 +88,11 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-/* Registered where graphs (torch.accelerator.Graph) have no implementation: refuses one. */
-std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.accelerator.Graph is not implemented for ",
-                              deviceName(), " devices");
-}
-
 }  // namespace
 
 void registerHooks() {
   if (!at::isPrivateUse1HooksRegistered())
     at::RegisterPrivateUse1HooksInterface(&leaked<OpenRegHooks>());
-  const auto name = c10::DeviceTypeName(c10::DeviceType::PrivateUse1, /*lower_case=*/false);
-  if (!at::GraphImplRegistry()->Has(name)) at::GraphImplRegistry()->Register(name, &refuse);
 }
 
 }  // namespace torch_openreg

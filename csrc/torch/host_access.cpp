@@ -1,6 +1,9 @@
 /*
  * An orOrigin is made once for each dtype and for each line of a program, and never destroyed: the
- * core's signal handler reads it. `lines` has a mutex, under which no other function is called.
+ * core's signal handler reads it. `originOf` has a mutex, under which no other function is called.
+ *
+ * The line of an instruction costs a search in its code's table, for each frame of PyTorch's too,
+ * so `Known` keeps the origins of instructions. It owns their code objects, and needs the GIL.
  */
 #include <Python.h>
 
@@ -8,8 +11,10 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <openreg_host_access.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "gil.h"
@@ -85,36 +91,65 @@ Line lineOf(PyFrameObject *frame) {
   return {py::str(code.attr("co_filename")), static_cast<uint32_t>(std::max(number, 0))};
 }
 
-/* The program's innermost line outside PyTorch, if any. Requires the GIL. */
-Line currentLine() {
+bool isTorchs(const Line &line) {
   namespace py = pybind11;
   static const auto *package = new std::string(py::str(py::module_::import("os").attr("path").attr(
       "dirname")(py::module_::import("torch").attr("__file__"))));
-  Line innermost;
-  auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject *>(PyEval_GetFrame()));
+  return line.file.starts_with(*package);
+}
+
+/* By code object, instruction and dtype; null: in PyTorch's files. */
+using Instruction = std::tuple<PyObject *, int, ScalarType>;
+using Known = std::unordered_map<Instruction, const orOrigin *, c10::hash<Instruction>>;
+constexpr size_t kKnown = 1 << 14;
+
+void forget(Known &known) {
+  for (const auto &[instruction, origin] : std::exchange(known, {})) {
+    Py_DECREF(std::get<PyObject *>(instruction));
+  }
+}
+
+/* Null for a frame of PyTorch's. Requires the GIL. */
+const orOrigin *originOf(ScalarType dtype, PyFrameObject *frame) {
+  static auto &known = *new Known();
+  const auto code = pybind11::reinterpret_steal<pybind11::object>(
+      reinterpret_cast<PyObject *>(PyFrame_GetCode(frame)));
+  const Instruction instruction{code.ptr(), PyFrame_GetLasti(frame), dtype};
+  const auto found = known.find(instruction);
+  if (C10_LIKELY(found != known.end())) return found->second;
+  Line line = lineOf(frame);
+  const orOrigin *origin = isTorchs(line) ? nullptr : originOf(dtype, std::move(line));
+  if (known.size() == kKnown) forget(known);
+  if (known.emplace(instruction, origin).second) code.inc_ref();
+  return origin;
+}
+
+/* The program's innermost line outside PyTorch, else the innermost one. Requires the GIL. */
+const orOrigin *currentOrigin(ScalarType dtype) {
+  namespace py = pybind11;
+  auto *const innermost = PyEval_GetFrame();
+  auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject *>(innermost));
   while (frame) {
     auto *raw = reinterpret_cast<PyFrameObject *>(frame.ptr());
-    Line line = lineOf(raw);
-    if (!line.file.starts_with(*package)) return line;
-    if (innermost.file.empty()) innermost = std::move(line);
+    if (const orOrigin *origin = originOf(dtype, raw)) return origin;
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(PyFrame_GetBack(raw)));
   }
-  return innermost;
+  return innermost == nullptr ? originOf(dtype) : originOf(dtype, lineOf(innermost));
 }
 
 const orOrigin *originHere(ScalarType dtype) {
   int state = 0;
   if (!mayBeInPython() || !takeGil(state)) return originOf(dtype);
-  Line line;
+  const orOrigin *origin = originOf(dtype);
   {
     pybind11::error_scope kept;  // the program's own error, if one is set
     try {
-      line = currentLine();
+      origin = currentOrigin(dtype);
     } catch (const pybind11::error_already_set &) {  // the report omits the line
     }
   }
   giveGilBack(state);
-  return line.file.empty() ? originOf(dtype) : originOf(dtype, std::move(line));
+  return origin;
 }
 
 // ---- Operators ----------------------------------------------------------------------------------

@@ -9,8 +9,10 @@
 #include <stdexcept>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "device.h"
+#include "texts.h"
 
 namespace torch_openreg {
 
@@ -20,14 +22,21 @@ struct Failure {
   std::string name;
   c10::DeviceIndex device;
   std::exception_ptr exception;
+  PythonStack stack;
 };
+
+thread_local PythonStack nextStack;
 
 void dropFailure(void *failure) { delete static_cast<Failure *>(failure); }
 
 }  // namespace
 
+void setFailureStack(PythonStack stack) { nextStack = std::move(stack); }
+
 void setFailure(std::string name, c10::DeviceIndex device, std::exception_ptr exception) {
-  orSetFailureCause(new Failure{std::move(name), device, std::move(exception)}, dropFailure);
+  orSetFailureCause(
+      new Failure{std::move(name), device, std::move(exception), std::exchange(nextStack, nullptr)},
+      dropFailure);
 }
 
 void throwFailure() {
@@ -35,20 +44,20 @@ void throwFailure() {
   const std::unique_ptr<Failure> failure(static_cast<Failure *>(orTakeFailureCause(&others)));
   if (!failure) return;
   orGetLastError();
-  std::string context =
-      c10::str("raised by ", failure->name, " on ", deviceAt(failure->device), ", queued earlier");
-  if (others != 0) context += c10::str(" (and ", others, " more failed after it)");
+  const std::vector<std::string> lines =
+      failureLines(failure->name, deviceAt(failure->device), others, failure->stack);
   try {
     std::rethrow_exception(failure->exception);
   } catch (c10::DistBackendError &) {
     throw;  // a collective's, which names its origin itself
   } catch (c10::Error &error) {
-    error.add_context(context);
+    for (const std::string &line : lines) error.add_context(line);
     throw;
   } catch (const std::runtime_error &error) {
     if (typeid(error) != typeid(std::runtime_error)) throw;
     // A compiled kernel's.
-    throw c10::Error({__func__, __FILE__, __LINE__}, error.what() + (" (" + context + ")"));
+    throw c10::Error({__func__, __FILE__, __LINE__},
+                     error.what() + ("\n  " + c10::Join("\n  ", lines)));
   }
 }
 

@@ -9,11 +9,16 @@
 #include <exception>
 #include <string>
 
+#include "stacks.h"
+
 namespace torch_openreg {
 
 /* Sets the exception that the reporting call throws. Called inside a task that is about to return
  * an error, or before orEventSignal with one. `name` is the operator's or the collective's. */
 void setFailure(std::string name, c10::DeviceIndex device, std::exception_ptr exception);
+
+/* The stack of the call, if it was kept, for this thread's next setFailure. */
+void setFailureStack(PythonStack stack);
 
 /* Throws the exception that was set for this thread's last error; returns if there is none. */
 void throwFailure();

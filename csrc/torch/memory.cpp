@@ -9,6 +9,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <openreg_host_access.h>
+
 #include <algorithm>
 #include <ctime>
 #include <string>
@@ -187,6 +189,13 @@ py::dict allocatorSettings() {
   return settings;
 }
 
+/* (file, line) of the call that allocated a live block, or None. */
+py::object originOfBlock(uintptr_t address) {
+  const orOrigin *origin = orCacheGetOrigin(reinterpret_cast<const void *>(address));
+  if (origin == nullptr || origin->file == nullptr) return py::none();
+  return py::make_tuple(origin->file, origin->line);
+}
+
 py::dict snapshot(bool include_traces) {
   py::list segments, traces;
   Frames frames;
@@ -271,8 +280,7 @@ double getFraction(int64_t index) {
 
 uintptr_t allocateRaw(size_t bytes, int64_t index, c10::StreamId stream) {
   const c10::DeviceIndex device = checkIndex(index);
-  const OpenRegStream owner(
-      c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device), stream));
+  const OpenRegStream owner(c10::Stream(c10::Stream::UNSAFE, deviceAt(device), stream));
   return bytes == 0 ? 0 : number(allocateBlock(bytes, owner.stream(), device));
 }
 
@@ -373,6 +381,7 @@ int unregisterHost(uintptr_t ptr) {
   m.def("_host_register", &registerHost);
   m.def("_host_unregister", &unregisterHost);
   m.def("_memory_snapshot", &snapshot);
+  m.def("_memory_origin", &originOfBlock);
   m.def("_memory_traceback", &allocationTraceback);
   m.def("_memory_record_history", &record);
   m.def("_memory_set_metadata", &setMemoryMetadata);

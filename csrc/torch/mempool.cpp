@@ -65,7 +65,14 @@ Pool &held(c10::DeviceIndex device, MempoolId_t id) {
   return found->second;
 }
 
-void retain(c10::DeviceIndex device, MempoolId_t id, bool object) {
+}  // namespace
+
+MempoolId_t newMemPoolId(bool user) {
+  static std::atomic<c10::CaptureId_t> users{1}, graphs{1};
+  return user ? MempoolId_t(0, users++) : MempoolId_t(graphs++, 0);
+}
+
+void retainPool(c10::DeviceIndex device, MempoolId_t id, bool object) {
   TORCH_CHECK_VALUE(id != MempoolId_t(0, 0),
                     "(0, 0) is the device's own memory, not a memory pool: use the id of a MemPool "
                     "or graph_pool_handle()");
@@ -82,7 +89,7 @@ void retain(c10::DeviceIndex device, MempoolId_t id, bool object) {
   pool.objects += object ? 1 : 0;
 }
 
-void release(c10::DeviceIndex device, MempoolId_t id, bool object) {
+void releasePool(c10::DeviceIndex device, MempoolId_t id, bool object) {
   orMemPool_t last = 0;
   {
     std::lock_guard<std::mutex> lock(pools().mutex);
@@ -95,16 +102,6 @@ void release(c10::DeviceIndex device, MempoolId_t id, bool object) {
   }
   OPENREG_CHECK(orMemPoolRelease(last));
 }
-
-}  // namespace
-
-MempoolId_t newMemPoolId(bool user) {
-  static std::atomic<c10::CaptureId_t> users{1}, graphs{1};
-  return user ? MempoolId_t(0, users++) : MempoolId_t(graphs++, 0);
-}
-
-void retainPool(c10::DeviceIndex device, MempoolId_t id) { retain(device, id, false); }
-void releasePool(c10::DeviceIndex device, MempoolId_t id) { release(device, id, false); }
 
 uint64_t poolUseCount(c10::DeviceIndex device, MempoolId_t id) {
   std::lock_guard<std::mutex> lock(pools().mutex);
@@ -179,7 +176,7 @@ namespace {
 /* torch.openreg.MemPool: a pool of the device that was current at its creation. */
 class MemPool : Uncopyable {
  public:
-  MemPool() : device_(currentDevice()), id_(newMemPoolId(true)) { retain(device_, id_, true); }
+  MemPool() : device_(currentDevice()), id_(newMemPoolId(true)) { retainPool(device_, id_, true); }
 
   /* Idle memory is returned at once, unless a graph holds the pool too. */
   ~MemPool() {
@@ -187,13 +184,12 @@ class MemPool : Uncopyable {
     const py::gil_scoped_release released;  // kernels may need it
     try {
       if (useCount() == 1 && !inKernel()) emptyPool(id_);
-      release(device_, id_, true);
+      releasePool(device_, id_, true);
     } catch (const c10::Error &) {  // already released by another caller
     }
   }
 
   MempoolId_t id() const { return id_; }
-  c10::DeviceIndex device() const { return device_; }
   uint64_t useCount() const { return poolUseCount(device_, id_); }
 
  private:

@@ -23,11 +23,11 @@ namespace torch_openreg {
  * own. */
 c10::MempoolId_t newMemPoolId(bool user);
 
-/* Holds the pool on a device; the first holder creates it there. */
-void retainPool(c10::DeviceIndex device, c10::MempoolId_t id);
+/* Holds the pool on a device; the first holder creates it there. `object`: for a MemPool. */
+void retainPool(c10::DeviceIndex device, c10::MempoolId_t id, bool object = false);
 /* After the last holder, the pool's memory becomes the device's own as soon as all work queued
  * there by then has finished. Never waits. Throws if the pool has no holder. */
-void releasePool(c10::DeviceIndex device, c10::MempoolId_t id);
+void releasePool(c10::DeviceIndex device, c10::MempoolId_t id, bool object = false);
 /* 0 if there is no such pool. */
 uint64_t poolUseCount(c10::DeviceIndex device, c10::MempoolId_t id);
 

@@ -2,6 +2,7 @@
  * torch_openreg._C: what the Python package needs of the shim. It is thin: the C++ API checks
  * indices and writes the errors, and the Python functions that call these have the documentation.
  */
+#include <openreg_package.h>
 #include <openreg_schedule.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "allocator.h"
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
@@ -36,9 +38,8 @@ namespace {
 using StreamName = std::tuple<c10::StreamId, int>;  // stream id, device index
 
 OpenRegStream streamNamed(const StreamName &name) {
-  const c10::DeviceIndex index = checkIndex(std::get<1>(name));
-  return OpenRegStream(c10::Stream(
-      c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), std::get<0>(name)));
+  const auto &[id, index] = name;
+  return OpenRegStream(c10::Stream(c10::Stream::UNSAFE, deviceAt(checkIndex(index)), id));
 }
 
 // ---- Errors -------------------------------------------------------------------------------------
@@ -61,13 +62,6 @@ orDeviceProperties deviceProperties(int64_t index) {
   return properties;
 }
 
-std::tuple<size_t, size_t> memGetInfo(int64_t index) {
-  DeviceSwitch device(checkIndex(index));
-  size_t free = 0, total = 0;
-  OPENREG_CHECK(orMemGetInfo(&free, &total));
-  return {free, total};
-}
-
 bool canAccessPeer(int64_t index, int64_t peer) {
   int can = 0;
   OPENREG_CHECK(orDeviceCanAccessPeer(&can, checkIndex(index), checkIndex(peer)));
@@ -76,7 +70,9 @@ bool canAccessPeer(int64_t index, int64_t peer) {
 
 void synchronize(int64_t index) {
   DeviceSwitch device(checkIndex(index));
-  noteSynchronization("torch.openreg.synchronize", currentStreamHandle(currentDevice()));
+  if (notesSynchronization())
+    warnOrThrowOnSynchronization(c10::str("torch.", orDevicesName(), ".synchronize"),
+                                 currentStreamHandle(currentDevice()));
   WithoutGil unlocked;
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
@@ -95,6 +91,10 @@ void bindDevices(py::module_ &m) {
                              [](const orDeviceProperties &p) { return std::string(p.name); })
       .def_property_readonly("factory",
                              [](const orDeviceProperties &p) { return std::string(p.factory); })
+      .def_property_readonly("model",
+                             [](const orDeviceProperties &p) { return std::string(p.model); })
+      .def_readonly("major", &orDeviceProperties::major)
+      .def_readonly("minor", &orDeviceProperties::minor)
       .def_readonly("total_memory", &orDeviceProperties::total_memory)
       .def_readonly("index", &orDeviceProperties::index)
       .def_readonly("numa_node", &orDeviceProperties::numa_node)
@@ -125,7 +125,8 @@ void bindDevices(py::module_ &m) {
   m.def("_exchange_device",
         [](int64_t index) { return static_cast<int>(exchangeDevice(checkIndex(index))); });
   m.def("_get_device_properties", &deviceProperties);
-  m.def("_mem_get_info", &memGetInfo);
+  m.def("_mem_get_info",
+        [](int64_t index) { return deviceAllocator().getMemoryInfo(checkIndex(index)); });
   m.def("_can_access_peer", &canAccessPeer);
   m.def("_synchronize", &synchronize);
   m.def("_reset", &reset);
@@ -145,8 +146,23 @@ orEvent_t createExternalEvent(int64_t index) {
   return OwnedEvent(checkIndex(index), orEventExternal).release();
 }
 
-/* torch.Event takes a device and asks no backend about it, so it would accept any index. */
+/* torch.Event takes a device and asks no backend about it, so it would accept any index. It also
+ * ignores `interprocess`, for which this returns an event of the device module. */
 newfunc makeTorchEvent = nullptr;
+
+bool isForProcesses(PyTypeObject *type, PyObject *kwargs, py::handle event) {
+  PyObject *given = kwargs != nullptr ? PyDict_GetItemString(kwargs, "interprocess") : nullptr;
+  return given == Py_True && type == THPEventClass &&
+         reinterpret_cast<THPEvent *>(event.ptr())->event.device_type() ==
+             c10::DeviceType::PrivateUse1;
+}
+
+py::object eventForProcesses(PyObject *args, PyObject *kwargs) {
+  const auto module = py::module_::import("torch_openreg.openreg");
+  const auto rest = py::reinterpret_borrow<py::dict>(kwargs).attr("copy")();
+  if (PyTuple_GET_SIZE(args) > 0) rest["device"] = py::handle(PyTuple_GET_ITEM(args, 0));
+  return module.attr("Event")(**py::dict(rest));
+}
 
 PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   HANDLE_TH_ERRORS
@@ -160,8 +176,15 @@ PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kw
     const c10::Device &parsed = reinterpret_cast<THPDevice *>(given.ptr())->device;
     if (parsed.is_privateuseone() && parsed.has_index()) checkIndex(parsed.index());
   }
+  if (isForProcesses(type, kwargs, event)) event = eventForProcesses(args, kwargs);
   return event.release().ptr();
   END_HANDLE_TH_ERRORS
+}
+
+/* A static type, as torch.Stream below. */
+void setEventFromHandle(py::object method) {
+  py::handle(THPEventClass->tp_dict)["from_ipc_handle"] = std::move(method);
+  PyType_Modified(THPEventClass);
 }
 
 /* torch.Event.elapsed_time does not accept an event of a subclass. */
@@ -204,6 +227,7 @@ void setStreamContext(py::object enter, py::object exit) {
 
 void bindStreams(py::module_ &m) {
   checkDevicesOfTorchEvents();
+  m.def("_set_event_from_handle", &setEventFromHandle);
   m.def("_set_stream_context", &setStreamContext);
   m.def("_enter_stream", &enterStream);
   m.def("_leave_stream", &leaveStream);

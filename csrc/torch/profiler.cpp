@@ -13,6 +13,7 @@
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <libkineto.h>
+#include <openreg_package.h>
 #include <output_base.h>
 #include <torch/csrc/profiler/standalone/privateuse1_profiler.h>
 
@@ -210,7 +211,7 @@ class Converter {
 // ---- The rows: a process a device, a thread a stream.
 
 libkineto::DeviceInfo deviceRow(int device) {
-  const std::string name = "openreg:" + std::to_string(device);
+  const std::string name = orDevicesName() + (":" + std::to_string(device));
   return {device, libkineto::kExceedMaxPid + device, name, name};
 }
 
@@ -313,7 +314,8 @@ class Session final : public libkineto::IActivityProfilerSession {
 
   bool isOk(orError_t error) {
     if (error == orSuccess) return true;
-    complain(std::string("no profile of openreg devices: ") + orGetLastErrorMessage());
+    complain(std::string("no profile of ") + orDevicesName() +
+             " devices: " + orGetLastErrorMessage());
     orGetLastError();
     return false;
   }
@@ -338,7 +340,10 @@ class Session final : public libkineto::IActivityProfilerSession {
 
 class Profiler final : public libkineto::IActivityProfiler {
  public:
-  const std::string &name() const override { return name_; }
+  const std::string &name() const override {
+    static const std::string name = orDevicesName();
+    return name;
+  }
   const std::set<Kind> &availableActivities() const override { return kinds_; }
 
   /* Null if none of the requested activities is ours. */
@@ -353,7 +358,6 @@ class Profiler final : public libkineto::IActivityProfiler {
   }
 
  private:
-  const std::string name_ = "openreg";
   const std::set<Kind> kinds_{Kind::GPU_MEMCPY, Kind::GPU_MEMSET, Kind::CONCURRENT_KERNEL,
                               Kind::GPU_USER_ANNOTATION, Kind::PRIVATEUSE1_RUNTIME};
 };

@@ -41,11 +41,8 @@ std::mutex mutex;
 
 class ReplayPool;
 
-/* Leaked, as pools may be destroyed while the process exits. */
-std::vector<ReplayPool *> &allPools() {
-  static auto *instance = new std::vector<ReplayPool *>();
-  return *instance;
-}
+/* Pools may be destroyed while the process exits. */
+std::vector<ReplayPool *> &allPools() { return leaked<std::vector<ReplayPool *>>(); }
 
 void resetAll(const Graphs &graphs) {
   for (const auto &graph : graphs) graph->reset();

@@ -1,6 +1,6 @@
 /*
  * `python` holds what torch.openreg.sanitizer provides (its error, the text of a report). It is
- * leaked, and read and written with the GIL. Any thread reads `mode` and `keepsStacks`.
+ * leaked, and read and written with the GIL. Any thread reads `mode`.
  *
  * A callback of at::RecordFunction, which sees the host's accesses, cannot throw. So their error is
  * stored in Python (_Unraised), with a warning whose filter raises it: PyTorch applies the filters
@@ -19,6 +19,8 @@
 #include "sanitizer.h"
 
 #include <openreg_host_access.h>
+#include <openreg_late.h>
+#include <openreg_package.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -63,14 +65,12 @@ struct Python {
   py::function text;          // of a report, or an empty one
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
-  py::function noteBackward;  // takes the engine's number of a backward pass, while that runs
   py::function warn;          // warns of the newest text, in the line of its access
 };
 Python *python = nullptr;
 
 enum class Mode : int { Error, Warn, Quiet };  // Quiet: reports alone
 std::atomic<Mode> mode{Mode::Error};
-std::atomic<bool> keepsStacks{true};
 thread_local bool hasUnraised = false;
 
 struct DataRace final : torch::PyTorchError {
@@ -78,27 +78,12 @@ struct DataRace final : torch::PyTorchError {
   PyObject *python_type() override { return python->error.ptr(); }
 };
 
-/* The thread that waits for the pass is looked up once, while it waits. */
-void noteBackward(int task) {
-  static std::atomic<int> latest{-1};
-  if (task == -1 || latest.exchange(task, std::memory_order_relaxed) == task) return;
-  py::gil_scoped_acquire gil;
-  try {
-    python->noteBackward(task);
-  } catch (const py::error_already_set &) {  // the report omits the caller
-  }
-}
-
 void *captureCall(void *) {
   if (!keepsStacks.load(std::memory_order_relaxed) || !interpreterRuns()) return nullptr;
   try {
     Call call{mayBeInPython() ? gatherStack() : nullptr, currentBackward()};
     if (call.backward == nullptr && call.stack == nullptr) return nullptr;
-    if (call.backward == nullptr) {
-      noteForward(call.stack);
-    } else if (python != nullptr) {
-      noteBackward(call.backward->task);
-    }
+    if (call.backward == nullptr) noteForward(call.stack);
     return new Kept(std::make_shared<const Call>(std::move(call)));
   } catch (...) {  // an access without a stack
     return nullptr;
@@ -169,9 +154,13 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
 }
 
+/* For tasks that still decide a conflict, once the program or a test is over. */
+constexpr unsigned kWaitMs = 10'000;
+
 void disable() {
   followUnwinding(false);
   WithoutGil unlocked;
+  OPENREG_CHECK(orSanitizerAwaitLate(kWaitMs));
   OPENREG_CHECK(orSanitizerDisable());
   watchHost(false);
   forgetForwards();
@@ -184,8 +173,11 @@ uint64_t judgeFrees() {
   uint64_t before = 0;
   size_t count = 0;
   OPENREG_CHECK(orSanitizerReports(1, nullptr, sizeof(orRaceReport), 0, &count, &before));
+  OPENREG_CHECK(orSanitizerAwaitLate(kWaitMs));
   OPENREG_CHECK(orSanitizerJudgeFrees());
   orSanitizerFound(nullptr, nullptr);
+  while (orSanitizerFound(nullptr, nullptr) != 0) {
+  }
   return before + 1;
 }
 
@@ -209,9 +201,10 @@ std::string nameOf(orStream_t stream) {
   if (orStreamGetDevice(stream, &device) != orSuccess) orGetLastError();
   char name[64];
   if (isDefault(stream, device)) {
-    std::snprintf(name, sizeof(name), "the default stream of openreg:%d", device);
+    std::snprintf(name, sizeof(name), "the default stream of %s:%d", orDevicesName(), device);
   } else {
-    std::snprintf(name, sizeof(name), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
+    std::snprintf(name, sizeof(name), "stream 0x%" PRIx64 " of %s:%d", stream, orDevicesName(),
+                  device);
   }
   return name;
 }
@@ -228,7 +221,7 @@ void describeCall(py::dict &entry, const Call &call) {
   entry["node"] = part.node;
   entry["forward"] = linesOf(part.forward);
   entry["hook"] = reinterpret_cast<uintptr_t>(part.hook);
-  entry["task"] = part.task;
+  entry["caller"] = linesOf(part.caller);
 }
 
 py::dict describe(const orRaceAccess &access, const Kept &call) {
@@ -272,12 +265,13 @@ py::tuple orderOf(uint64_t number) {
 }
 
 /* By orReportKind; "": it is about no graph. */
-constexpr std::array<const char *, 6> kGraphKinds{"",
+constexpr std::array<const char *, 7> kGraphKinds{"",
                                                   "freed input",
                                                   "not replayed",
                                                   "possible replaced input",
                                                   "overwritten output",
-                                                  "possible first call"};
+                                                  "possible first call",
+                                                  "race of a grid"};
 
 py::dict describe(const orRaceReport &report, const Calls &stacks) {
   py::dict entry;
@@ -373,7 +367,6 @@ SanitizerStack captureStack() {
 }
 
 void reportFinding(orGraphFinding finding, const SanitizerStack &earlier) {
-  finding.size = sizeof(finding);
   auto kept = std::make_unique<Kept>(std::static_pointer_cast<const Call>(earlier));
   finding.stack = *kept == nullptr ? nullptr : kept.get();
   OPENREG_CHECK(orSanitizerFinding(&finding));
@@ -405,7 +398,8 @@ struct KeptStack {
 /* At a replay: what the capture has made for `operation`, where `stack` was. */
 void reportFirstCall(uintptr_t begin, size_t bytes, const std::string &operation,
                      const KeptStack &stack) {
-  reportFinding({.kind = orReportFirstCall,
+  reportFinding({.size = sizeof(orGraphFinding),
+                 .kind = orReportFirstCall,
                  .begin = reinterpret_cast<const void *>(begin),
                  .bytes = bytes,
                  .stream = currentStreamHandle(currentDevice()),
@@ -416,14 +410,25 @@ void reportFirstCall(uintptr_t begin, size_t bytes, const std::string &operation
   raiseRaces();
 }
 
+/* All that there are. In Python, isinstance() would ask proxies for their class, and another thread
+ * could run while the list of all objects is there: one that is making a tuple must have its only
+ * reference. */
+py::list generators() {
+  py::list found;
+  const py::list all = py::module_::import("gc").attr("get_objects")();
+  for (const py::handle object : all)
+    if (PyGen_CheckExact(object.ptr())) found.append(object);
+  return found;
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_sanitizer_bind",
-        [](py::object error, py::function text, py::function putDown, py::function takeUnraised,
-           py::function noteBackward, py::function warn) {
-          if (python == nullptr) python = new Python();
-          *python = {std::move(error),        std::move(text),         std::move(putDown),
-                     std::move(takeUnraised), std::move(noteBackward), std::move(warn)};
-        });
+  m.def("_generators", &generators);
+  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function putDown,
+                              py::function takeUnraised, py::function warn) {
+    if (python == nullptr) python = new Python();
+    *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised),
+               std::move(warn)};
+  });
   m.def("_sanitizer_enable", &enable, py::arg("how"), py::arg("stacks"), py::arg("initcheck"),
         py::arg("possible"));
   py::class_<KeptStack>(m, "_SanitizerStack").def(py::init<>());

@@ -26,6 +26,8 @@ inline bool sanitizerActive() {
 /* Whether reads of uninitialized memory are reported, and whether possible conflicts are: those
  * whose accesses may not share bytes. */
 inline std::atomic<bool> checksFresh{false}, tellsPossible{true};
+/* Whether it keeps the stacks of accesses. */
+inline std::atomic<bool> keepsStacks{true};
 
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
 void raiseRaces();

@@ -80,9 +80,8 @@ int OpenRegStream::priority() const {
 
 bool OpenRegStream::query() const {
   const orError_t error = orStreamQuery(stream());
-  if (error == orErrorNotReady) return false;
-  OPENREG_CHECK(error);
-  return true;
+  if (error != orErrorNotReady) OPENREG_CHECK(error);
+  return error == orSuccess;
 }
 
 void OpenRegStream::synchronize() const {

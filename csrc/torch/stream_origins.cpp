@@ -21,10 +21,8 @@ namespace torch_openreg {
 namespace {
 
 std::mutex mutex;
-std::unordered_map<orStream_t, StreamOrigin> &origins() {
-  static auto *const all = new std::unordered_map<orStream_t, StreamOrigin>();  // used at exit, too
-  return *all;
-}
+using Origins = std::unordered_map<orStream_t, StreamOrigin>;
+Origins &origins() { return leaked<Origins>(); }
 
 void nameStream(orStream_t stream, const std::string &name) {
   std::lock_guard<std::mutex> lock(mutex);

@@ -4,6 +4,7 @@ A wrong form raises (what the mistake's `shown` matches), is reported by the san
 (DataRaceError), or returns other values than a right one: `values`, then, is what it should return.
 """
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -54,9 +55,15 @@ def is_shown(mistake):
     return found != outcome(mistake.right)
 
 
-def captured(step):
+@functools.cache
+def capture_stream():
+    """Of another pool than the side streams, from which it must differ."""
+    return torch.openreg.Stream(priority=-1)
+
+
+def captured(step, **options):
     graph = torch.openreg.Graph()
-    with torch.openreg.graph(graph):
+    with torch.openreg.graph(graph, stream=capture_stream(), **options):
         result = step()
     return graph, result
 
@@ -250,9 +257,7 @@ def right_shared_pool():
 def two_graphs(together):
     x, side = ones(1000), torch.openreg.Stream()
     first, y = captured(lambda: (x + 1).sum())
-    second = torch.openreg.Graph()
-    with torch.openreg.graph(second, pool=first.pool()):
-        z = (x + 2).sum()
+    second, z = captured(lambda: (x + 2).sum(), pool=first.pool())
     side.wait_stream(torch.openreg.current_stream())
     first.replay()
     if not together:

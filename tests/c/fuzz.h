@@ -155,4 +155,6 @@ Object *kept(void); /* memory that stays */
 #define FUZZ_DECLARE(name, weight) void name(void);
 FUZZ_CALLS(FUZZ_DECLARE)
 
+void forbidForks(void); /* for good, before an exit */
+
 #endif

@@ -438,6 +438,7 @@ _Noreturn static void exitInside(pthread_t keeper) {
   CALL(orStreamCreate(&fuzz.last_stream));
   CALL(orLaunchSleep(fuzz.last_stream, below(3000000)));
   if (CALL(orMemsetAsync(p, LAST_BYTE, LAST_BYTES, fuzz.last_stream))) fuzz.faults++;
+  forbidForks();
   exit(EXIT_STATUS);
 }
 

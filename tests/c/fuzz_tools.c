@@ -129,9 +129,16 @@ void report(void) {
   CALL(orGetFactoryInfo((int)below(5), &factory));
 }
 
+/* glibc 2.36 aborts if exit() drops the fork handlers of a library while a fork runs them. */
+static pthread_mutex_t fork_or_exit = PTHREAD_MUTEX_INITIALIZER;
+
+void forbidForks(void) { pthread_mutex_lock(&fork_or_exit); }
+
 void forkChild(void) {
   if (!oneIn(12)) return;
+  pthread_mutex_lock(&fork_or_exit);
   pid_t child = fork();
+  pthread_mutex_unlock(&fork_or_exit);
   if (!child) {
     void *p;
     bool refused =

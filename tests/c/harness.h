@@ -14,6 +14,7 @@
 #ifndef HARNESS_H
 #define HARNESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -115,7 +116,8 @@ void clearSettings(void);
 /* From now on stderr goes to a file; endCapture gives it back and returns what was written. */
 void beginCapture(void);
 const char *endCapture(void);
-int countLines(const char *text);
+int countLines(const char *text); /* without the lines that continue others, which are indented */
+const char *unwrapped(const char *text); /* with these in the lines that they continue */
 
 /* Runs `body` in a forked child; the wait status. A failed assertion there exits with 1. */
 int forkAndRun(void (*body)(void));
@@ -123,6 +125,8 @@ int forkAndRun(void (*body)(void));
 /* Starts this program anew with a HELPER; the wait status, and what it wrote on stderr. */
 int runHelper(const char *name, char *text, size_t size);
 
+/* Whether a plugin is built that not every build of the tests has. */
+bool hasPlugin(const char *file);
 /* Full path of one of the plugins, in OPENREG_TEST_VENDOR_DIR or beside this program. */
 const char *pluginPath(const char *file);
 

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,8 +138,20 @@ const char *endCapture(void) {
 
 int countLines(const char *text) {
   int lines = 0;
-  for (; *text; ++text) lines += *text == '\n';
+  for (; *text; ++text) lines += *text == '\n' && strncmp(text + 1, "  ", 2) != 0;
   return lines;
+}
+
+const char *unwrapped(const char *text) {
+  static char whole[TEST_MAX_TEXT];
+  size_t length = 0;
+  for (; *text; text++) {
+    bool continued = !strncmp(text, "\n  ", 3);
+    whole[length++] = continued ? ' ' : *text;
+    text += continued ? 2 : 0;
+  }
+  whole[length] = 0;
+  return whole;
 }
 
 static int waitFor(pid_t pid) {
@@ -190,7 +203,7 @@ int runHelper(const char *name, char *text, size_t size) {
   return status;
 }
 
-const char *pluginPath(const char *file) {
+static const char *findPlugin(const char *file) {
   static char path[PATH_MAX + 64];
   const char *folder = getenv("OPENREG_TEST_VENDOR_DIR");
   char self[PATH_MAX] = "";
@@ -201,6 +214,13 @@ const char *pluginPath(const char *file) {
     folder = self;
   }
   snprintf(path, sizeof(path), "%s/%s", folder, file);
+  return path;
+}
+
+bool hasPlugin(const char *file) { return !access(findPlugin(file), R_OK); }
+
+const char *pluginPath(const char *file) {
+  const char *path = findPlugin(file);
   if (access(path, R_OK)) FAIL("the plugin %s is not built: %s", path, strerror(errno));
   return path;
 }

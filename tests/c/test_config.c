@@ -1,6 +1,8 @@
 /* Settings: each read once, checked, reported. Every case is a child that has not used the library
  * yet. */
 #include "harness.h"
+#include "openreg_fault.h"
+#include "openreg_package.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +57,7 @@ static void bodyRejected(void) {
   snprintf(quoted, sizeof(quoted), "%s='%.64s'", current.name, current.given);
   ASSERT_EQ(countLines(text), 1);
   if (!strpbrk(current.given, "\n\t") && strlen(current.given) <= 64) ASSERT_CONTAINS(text, quoted);
-  ASSERT_CONTAINS(text, setting.value);
+  ASSERT_CONTAINS(unwrapped(text), setting.value);
   ASSERT_STR(setting.origin, "environment (rejected)");
   if (current.value) ASSERT_STR(setting.value, current.value);
 }
@@ -99,6 +101,40 @@ TEST(config_launch_blocking_is_read_apart) {
   ASSERT_STR(findSetting("OPENREG_POISON").value, "0");
   setenv("OPENREG_LAUNCH_BLOCKING", "0", 1);
   ASSERT_STR(findSetting("OPENREG_LAUNCH_BLOCKING").value, "1");
+}
+
+/* The package's plugin, unless the environment names another, or none. */
+TEST(config_package_names_the_devices) {
+  orDeviceProperties properties = {.size = sizeof properties};
+  clearSettings();
+  ASSERT_STR(orDevicesName(), "openreg");
+  ASSERT_REFUSED(orNameDevices(NULL, ""), orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orNameDevices("", ""), orErrorInvalidValue, "lower-case");
+  ASSERT_REFUSED(orNameDevices("Acme", ""), orErrorInvalidValue, "'Acme'");
+  ASSERT_REFUSED(orNameDevices("twenty_four_characters__", ""), orErrorInvalidValue, "1 to 23");
+  ASSERT_OK(orNameDevices("acme", "/no/such/libacme.so"));
+  ASSERT_REFUSED(orNameDevices("beta", ""), orErrorAlreadyInitialized, "'acme'");
+  setenv("OPENREG_PLUGIN", "", 1);
+  ASSERT_OK(orGetDeviceProperties(&properties, 1));
+  ASSERT_STR(properties.name, "/acme:1");
+  ASSERT_REFUSED(orFaultRemove(orFaultOutOfMemory, 1), orErrorNotFound, "acme:1");
+}
+
+TEST(config_package_brings_its_plugin) {
+  clearSettings();
+  ASSERT_OK(orNameDevices("acme", "/no/such/libacme.so"));
+  orSetting setting = findSetting("OPENREG_PLUGIN");
+  ASSERT_STR(setting.value, "/no/such/libacme.so");
+  ASSERT_STR(setting.origin, "default");
+  int count;
+  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorPluginLoad, "libacme.so");
+  ASSERT_REFUSED(orNameDevices("beta", ""), orErrorAlreadyInitialized, "'acme'");
+}
+
+TEST(config_package_is_refused_once_settings_were_read) {
+  findSetting("OPENREG_PLUGIN");
+  ASSERT_REFUSED(orNameDevices("acme", ""), orErrorAlreadyInitialized, "settings");
+  ASSERT_STR(orDevicesName(), "openreg");
 }
 
 TEST(config_table) {

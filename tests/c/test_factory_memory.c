@@ -12,6 +12,7 @@ static struct {
   size_t limit;
   char *address;
   void *mapped;
+  orError_t alloc, free;
   int freed, host_freed;
 } answer = {.limit = 1 << 20};
 
@@ -23,13 +24,13 @@ static orError_t createAnswering(const orDeviceConfig *config, int count, orDevi
 static orError_t allocAnswering(void *device, size_t bytes, void **ptr) {
   (void)device, (void)bytes;
   *ptr = answer.address;
-  return orSuccess;
+  return answer.alloc;
 }
 static orError_t freeAnswering(void *device, void *ptr, size_t bytes) {
   (void)device, (void)bytes;
   ASSERT(ptr);
   answer.freed++;
-  return orSuccess;
+  return answer.free;
 }
 static orError_t freeHostAnswering(void *device, void *ptr, size_t bytes) {
   (void)device, (void)ptr, (void)bytes;
@@ -114,11 +115,30 @@ TEST(factory_memory_that_is_somebodys) {
   void *p, *other;
   answer.address = somewhere;
   ASSERT_OK(orMalloc(&p, 4096));
-  ASSERT_REFUSED(orMalloc(&other, 4096), orErrorAlreadyExists, "overlaps");
+  ASSERT_REFUSED(orMalloc(&other, 4096), orErrorAlreadyExists, "\"answering\" returned");
+  ASSERT_CONTAINS(orGetLastErrorMessage(), "overlaps");
   ASSERT_PTR(other, NULL);
   ASSERT_EQ(answer.freed, 0);
   ASSERT_OK(orFree(p));
   ASSERT_EQ(answer.freed, 1);
+  assertAllFree();
+}
+
+/* The capacity is given back, whatever `free` returns. */
+TEST(factory_memory_functions_that_fail) {
+  static const orError_t none[] = {orErrorNotReady, (orError_t)999};
+  registerAs("openreg");
+  void *p;
+  answer.address = somewhere;
+  for (int i = 0; i < 2; i++) {
+    answer.alloc = none[i];
+    ASSERT_REFUSED(orMalloc(&p, 4096), orErrorSystem, i ? "returned 999" : "returned 7");
+    ASSERT_CONTAINS(orGetLastErrorMessage(), "alloc of the device factory \"answering\"");
+  }
+  answer.alloc = orSuccess;
+  ASSERT_OK(orMalloc(&p, 4096));
+  answer.free = orErrorInvalidValue;
+  ASSERT_REFUSED(orFree(p), orErrorInvalidValue, "free of the device factory \"answering\"");
   assertAllFree();
 }
 

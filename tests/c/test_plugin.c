@@ -1,6 +1,7 @@
 /* Plugins: what goes wrong when one is loaded, and the vendor's example in both variants. */
 #include "gate.h"
 #include "harness.h"
+#include "openreg_operator.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -28,7 +29,7 @@ static void expectFailure(const char *path, orError_t error, const char *part) {
 }
 
 static void expectBad(const char *mode, orError_t error, const char *part) {
-  setenv("OPENREG_TEST_PLUGIN", mode, 1);
+  setenv("BAD_PLUGIN", mode, 1);
   expectFailure(pluginPath("libbadplugin.so"), error, part);
 }
 
@@ -47,7 +48,9 @@ TEST(plugin_not_a_library) {
 }
 
 TEST(plugin_without_symbol) { expectFailure("libm.so.6", orErrorPluginSymbol, "orPluginInit"); }
-TEST(plugin_wrong_version) { expectBad("version", orErrorPluginVersion, "ABI version 999"); }
+TEST(plugin_wrong_version) {
+  expectBad("version", orErrorPluginVersion, "ABI version 999, this library has 2");
+}
 TEST(plugin_wrong_size) { expectBad("size", orErrorPluginVersion, "16 bytes"); }
 TEST(plugin_init_fails) { expectBad("error", orErrorNotPermitted, "orPluginInit failed"); }
 TEST(plugin_registers_nothing) {
@@ -60,7 +63,7 @@ TEST(plugin_equal_priority_ignored) {
 TEST(plugin_asks_for_devices) { expectBad("asks", orErrorNotPermitted, "while they are made"); }
 
 TEST(plugin_factory_fails) {
-  setenv("OPENREG_TEST_PLUGIN", "create", 1);
+  setenv("BAD_PLUGIN", "create", 1);
   setenv("OPENREG_PLUGIN", pluginPath("libbadplugin.so"), 1);
   int count = -1;
   ASSERT_REFUSED(orGetDeviceCount(&count), orErrorNotSupported, "'bad plugin'");
@@ -76,10 +79,10 @@ TEST(plugin_init_fails_late) {
 
 TEST(plugin_failure_can_be_put_right) {
   int count = -1;
-  setenv("OPENREG_TEST_PLUGIN", "error", 1);
+  setenv("BAD_PLUGIN", "error", 1);
   setenv("OPENREG_PLUGIN", pluginPath("libbadplugin.so"), 1);
   ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorNotPermitted);
-  setenv("OPENREG_TEST_PLUGIN", "create", 1);
+  setenv("BAD_PLUGIN", "create", 1);
   ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorNotSupported);
   ASSERT_ERROR(orGetDeviceCount(&count), orErrorNotSupported);
 }
@@ -373,6 +376,23 @@ VENDOR_TEST(compute) {
   ASSERT_EQ(ran, 10);
 }
 
+static orError_t failWithCause(void *cause) {
+  orSetFailureCause(cause, free);
+  return orErrorLaunchFailure;
+}
+
+VENDOR_TEST(kernel_that_fails_at_once_keeps_its_cause) {
+  (void)maps;
+  void *cause = malloc(1);
+  orDevice *device = NULL;
+  orKernel kernel = {failWithCause, cause, "fails"};
+  ASSERT_OK(orGetDeviceByName(&device, "/openreg:0"));
+  ASSERT_OK(orDeviceCompute(device, &kernel, OR_STREAM_DEFAULT));
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorLaunchFailure);
+  ASSERT(orTakeFailureCause(NULL) == cause);
+  free(cause);
+}
+
 VENDOR_TEST(capacity) {
   (void)maps;
   enum { PIECE = 128 << 20 };
@@ -417,6 +437,149 @@ VENDOR_TEST(make_tensor) {
   ASSERT_OK(orMemcpy(back, tensor.data, sizeof(back), orMemcpyDeviceToHost));
   ASSERT_MEM(back, values, sizeof(values));
   ASSERT_OK(orFree(tensor.data));
+}
+
+/* libvendor_abi.so was compiled with tests/c/abi/openreg.h, the first header that has to stay
+ * compatible. */
+TEST(plugin_of_the_first_header) {
+  useVendor("libvendor_abi.so");
+  vendor_copies(1);
+  vendor_order_on_a_stream(1);
+  vendor_kernels_map_memory(1);
+  vendor_compute(1);
+}
+
+/* ---- The OpenCL driver. The first run compiles its kernels, which PoCL then keeps. ---- */
+
+enum { OPENCL_LIMIT = 300 };
+
+static void useOpencl(void) {
+  if (!hasPlugin("libopencl.so")) SKIP("the driver is built where OpenCL is, for two builds");
+  useVendor("libopencl.so");
+}
+
+TEST_WITH_LIMIT(plugin_opencl_memory_and_order, OPENCL_LIMIT) {
+  orDeviceProperties properties = {.size = sizeof properties};
+  useOpencl();
+  ASSERT_OK(orGetDeviceProperties(&properties, 1));
+  ASSERT_STR(properties.factory, "OpenCL");
+  ASSERT_EQ(properties.can_map, 0);
+  ASSERT_GE(properties.major, 1);
+  ASSERT_NE(properties.model[0], 0);
+  vendor_copies(0);
+  vendor_set(0);
+  vendor_order_on_a_stream(0);
+  vendor_events_order_streams(0);
+  vendor_kernels_map_memory(0);
+  vendor_compute(0);
+  vendor_make_tensor(0);
+}
+
+static const orOperatorKernel *operatorNamed(const char *name) {
+  const orOperatorKernel *kernels;
+  size_t count;
+  ASSERT_OK(orGetOperatorKernels(&kernels, &count));
+  for (size_t i = 0; i < count; i++)
+    if (!strcmp(kernels[i].name, name)) return &kernels[i];
+  ASSERT_STR(name, "an operator of the driver");
+  return NULL;
+}
+
+/* Runs a call on a stream of device 1 and returns what the next synchronisation returns. */
+static orError_t runOperator(const char *name, const orArgument *arguments, size_t count,
+                             const orOperatorTensor *result) {
+  orOperatorCall call = {.kernel = operatorNamed(name),
+                         .stream = newStreamOn(1),
+                         .argument_count = count,
+                         .arguments = arguments,
+                         .result_count = 1,
+                         .results = result};
+  int accepts;
+  ASSERT_OK(orAcceptsOperator(&accepts, &call));
+  ASSERT_EQ(accepts, 1);
+  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL));
+  return orStreamSynchronize(call.stream);
+}
+
+static void *sendTo(int device, const void *bytes, size_t size) {
+  void *p = allocOn(device, size);
+  ASSERT_OK(orMemcpy(p, bytes, size, orMemcpyHostToDevice));
+  return p;
+}
+
+/* By whole tiles, by tiles of a packed factor, and by single elements. */
+TEST_WITH_LIMIT(plugin_opencl_product, OPENCL_LIMIT) {
+  enum { M = 36, N = 64, K = 20 };
+  static float a[M * K], b[K * N], c[M * N];
+  useOpencl();
+  for (int i = 0; i < M * K; i++) a[i] = (float)(i % 7 - 3);
+  for (int i = 0; i < K * N; i++) b[i] = (float)(i % 5 - 2);
+  void *there[3] = {sendTo(1, a, sizeof a), sendTo(1, b, sizeof b), sendTo(1, c, sizeof c)};
+  for (int way = 0; way < 3; way++) {
+    int64_t rows = way == 2 ? M - 1 : M, columns = way == 2 ? N - 1 : N;
+    int64_t result[2] = {rows, columns}, from[2] = {rows, K}, by[2] = {K, columns};
+    int64_t strides[3][2] = {{K, 1}, {way ? 1 : N, way ? K : 1}, {columns, 1}};
+    orOperatorTensor t[3] = {{there[0], orFloat32, 2, rows * K, from, strides[0]},
+                             {there[1], orFloat32, 2, K * columns, by, strides[1]},
+                             {there[2], orFloat32, 2, rows * columns, result, strides[2]}};
+    orArgument arguments[2] = {{.kind = orArgumentTensor, .count = 1, .value.tensors = &t[0]},
+                               {.kind = orArgumentTensor, .count = 1, .value.tensors = &t[1]}};
+    ASSERT_OK(runOperator("aten::mm", arguments, 2, &t[2]));
+    ASSERT_OK(orMemcpy(c, there[2], sizeof c, orMemcpyDeviceToHost));
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) {
+        float sum = 0;
+        for (int64_t k = 0; k < K; k++)
+          sum += a[i * K + k] * b[k * strides[1][0] + j * strides[1][1]];
+        ASSERT_NEAR(c[i * columns + j], sum, 0);
+      }
+  }
+}
+
+/* A row is added to each row of a transposed matrix, of other dtypes; integers stay exact. */
+TEST_WITH_LIMIT(plugin_opencl_pointwise, OPENCL_LIMIT) {
+  enum { ROWS = 3, COLUMNS = 5 };
+  static const int64_t size[] = {ROWS, COLUMNS}, across[] = {1, ROWS}, row[] = {COLUMNS},
+                       one[] = {1}, dense[] = {COLUMNS, 1};
+  int64_t matrix[ROWS * COLUMNS], added[COLUMNS], sums[ROWS * COLUMNS];
+  useOpencl();
+  for (int i = 0; i < ROWS * COLUMNS; i++) matrix[i] = (INT64_C(1) << 60) + i;
+  for (int i = 0; i < COLUMNS; i++) added[i] = -i;
+  orOperatorTensor t[3] = {
+      {sendTo(1, matrix, sizeof matrix), orInt64, 2, ROWS * COLUMNS, size, across},
+      {sendTo(1, added, sizeof added), orInt64, 1, COLUMNS, row, one},
+      {allocOn(1, sizeof sums), orInt64, 2, ROWS * COLUMNS, size, dense}};
+  orArgument arguments[3] = {{.kind = orArgumentTensor, .count = 1, .value.tensors = &t[0]},
+                             {.kind = orArgumentTensor, .count = 1, .value.tensors = &t[1]},
+                             {.kind = orArgumentInt, .value.integer = 2}};
+  ASSERT_OK(runOperator("aten::add.Tensor", arguments, 3, &t[2]));
+  ASSERT_OK(orMemcpy(sums, t[2].data, sizeof sums, orMemcpyDeviceToHost));
+  for (int i = 0; i < ROWS; i++)
+    for (int j = 0; j < COLUMNS; j++)
+      ASSERT_EQ(sums[i * COLUMNS + j], matrix[j * ROWS + i] + 2 * added[j]);
+}
+
+TEST_WITH_LIMIT(plugin_opencl_index_out_of_bounds, OPENCL_LIMIT) {
+  static const int64_t rows[] = {3, 2}, dense[] = {2, 1}, one[] = {1}, result[] = {1, 2};
+  static const float table[6] = {1, 2, 3, 4, 5, 6};
+  useOpencl();
+  void *from = sendTo(1, table, sizeof table), *to = allocOn(1, 2 * sizeof(float));
+  for (int64_t index = 2; index < 4; index++) {
+    orOperatorTensor t[3] = {{from, orFloat32, 2, 6, rows, dense},
+                             {sendTo(1, &index, sizeof index), orInt64, 1, 1, one, one},
+                             {to, orFloat32, 2, 2, result, dense}};
+    orArgument arguments[5] = {{.kind = orArgumentTensor, .count = 1, .value.tensors = &t[0]},
+                               {.kind = orArgumentTensor, .count = 1, .value.tensors = &t[1]}};
+    float got[2];
+    orError_t error = runOperator("aten::embedding", arguments, 5, &t[2]);
+    if (index == 3) {
+      ASSERT_REFUSED(error, orErrorLaunchFailure, "index 3 is out of bounds: 0 to 2");
+      continue;
+    }
+    ASSERT_OK(error);
+    ASSERT_OK(orMemcpy(got, to, sizeof got, orMemcpyDeviceToHost));
+    ASSERT_MEM(got, table + 4, sizeof got);
+  }
 }
 
 /* Copies wait behind a gate that never opens, and one is running: leaving is quiet all the same. */

@@ -103,6 +103,22 @@ TEST(sanitizer_remembers_what_is_only_warned_of) {
   ASSERT_EQ(writes(s0, "first", a, KIB), 0);
 }
 
+/* All that is kept has been another stream's since it replaced this stream's. */
+TEST(sanitizer_keeps_no_refused_access_to_what_another_stream_took_over) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  orEvent_t event;
+  ASSERT_OK(orEventCreate(&event));
+  sanitizeStrictly();
+  char *a = deviceMemory(4 * KIB);
+  writes(s0, "first", a, KIB);
+  ASSERT_OK(orEventRecord(event, s0));
+  ASSERT_OK(orStreamWaitEvent(s1, event));
+  ASSERT_EQ(writes(s1, "second", a, KIB), 0);
+  ASSERT_EQ(writes(s0, "refused", a, KIB), 1);
+  ASSERT_EQ(writes(s1, "third", a, KIB), 0);
+  ASSERT_OK(orEventDestroy(event));
+}
+
 /* ---- More than are kept ---- */
 
 TEST(sanitizer_tells_of_more_than_are_kept) {

@@ -323,6 +323,31 @@ static void watch(const char *limit) {
   listen();
 }
 
+static _Atomic int printed;
+static _Atomic bool prints;
+
+static int print(const char *text) {
+  printed += reportsIn(text);
+  return prints;
+}
+
+TEST(watchdog_writes_what_the_callers_function_does_not_print) {
+  ASSERT_ERROR(orSetHangPrint(NULL), orErrorInvalidValue);
+  ASSERT_OK(orSetHangPrint(print));
+  ASSERT_ERROR(orSetHangPrint(print), orErrorAlreadyExists);
+  watch("0.1");
+  orStream_t s = newStream();
+  for (int i = 1; i <= 2; i++) {
+    prints = i == 1;
+    orEvent_t gate = closeGate(s);
+    while (printed < i) sleepMs(2);
+    if (!prints) awaitReports(1);
+    openGate(gate);
+    ASSERT_OK(orStreamSynchronize(s));
+    ASSERT_EQ(reportsIn(heard()), i - 1);
+  }
+}
+
 TEST(watchdog_prints_a_stall_once) {
   watch("0.2");
   orStream_t a = newStream(), b = newStream();

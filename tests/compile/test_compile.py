@@ -82,12 +82,77 @@ def test_pixel_shuffle_keeps_channels_last():
 
 
 @pytest.mark.slow
+def test_inductor_is_prepared_by_the_first_compilation(run_ok):
+    """From PyTorch 2.15 on, which asks the device for it and for more."""
+    run_ok(
+        """
+        import sys
+        import torch
+        import torch._inductor.compile_fx
+        from torch._dynamo.device_interface import get_interface_for_device
+        newest, ours = torch.__version__ >= "2.15", "torch_openreg._compile.inductor"
+        assert (ours in sys.modules) != newest
+        from torch._inductor.utils import run_and_get_code
+        torch.set_num_threads(2)
+        x, huge = torch.ones(1 << 20, device="openreg"), {"openreg.min_chunk_factor": 1 << 40}
+        for options in ({}, huge) if newest else ({},):
+            torch._dynamo.reset()
+            made, code = run_and_get_code(torch.compile(lambda x: x + 1, options=options), x)
+            assert made.sum().item() == 2 << 20
+            assert ("omp parallel" in code[0]) == (not options)
+        assert ours in sys.modules
+        interface = get_interface_for_device("openreg")
+        if newest:
+            assert not interface.is_gpu()  # whose kernels are Triton's
+            assert interface.exposes_streams()
+            count = torch.openreg.get_device_properties().multi_processor_count
+            assert interface.get_multi_processor_count() == count
+        """
+    )
+
+
+@pytest.mark.slow
 def test_dynamic_sizes_with_numbers_and_cpu_scalars_are_right():
     f = torch.compile(lambda x, n, s: (x * n + s).sum(0), dynamic=True)
     for size, n in ((2, 3), (5, 4), (9, 0.5)):
         x = torch.arange(size * 3.0).view(size, 3)
         made = f(x.to(DEVICE), n, torch.tensor(2.0))
         torch.testing.assert_close(made.cpu(), (x * n + 2).sum(0))
+
+
+def test_scalar_of_the_cpu_may_stand_first():
+    def f(s, x):
+        return s - x, torch.where(s > 1, x, s), *torch._foreach_mul([s, x], [x, s])
+
+    scalar, x, f = torch.tensor(2.0), torch.arange(5.0, device=DEVICE), torch.compile(f)
+    f(scalar, x)
+    with testing.gate() as gate:
+        gate.wait(torch.openreg.current_stream())
+        made = f(scalar, x)  # does not wait for the device
+        scalar.fill_(9)  # the call has read it
+    expected = [[2, 1, 0, -1, -2], [0, 1, 2, 3, 4], [0, 2, 4, 6, 8], [0, 2, 4, 6, 8]]
+    assert [t.tolist() for t in made] == expected
+    assert {t.device for t in made} == {x.device}
+
+
+@torch.library.custom_op("openreg_test::current_device", mutates_args=())
+def _current_device(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, torch.openreg.current_device())
+
+
+@_current_device.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_operator_of_a_program_is_called_with_its_device_current():
+    def f(x, y):
+        with torch.openreg.device(1):
+            return _current_device(x + 1), _current_device(y + 1)
+
+    made = torch.compile(f)(torch.ones(2, device="openreg:1"), torch.ones(2, device="openreg:0"))
+    assert [t.tolist() for t in made] == [[1, 1], [0, 0]]
+    assert torch.openreg.current_device() == 0
 
 
 def test_argmax_counts_in_the_logical_order_of_the_tensor():
@@ -159,7 +224,7 @@ def test_compiled_checkpoint_draws_the_same_numbers_again(backend):
     assert len(seen) == 10
 
 
-@pytest.mark.parametrize("device", ["openreg", torch.device("openreg:0")], ids=str)
+@pytest.mark.parametrize("device", ["openreg", torch.device("openreg:1")], ids=str)
 def test_recorded_graph_saves_and_restores_generator_states(device):
     """What a checkpoint is made of, as make_fx records it: by the name of a device, too."""
     from torch._inductor import compile_fx  # noqa: F401 (brings ours)
@@ -180,8 +245,9 @@ def test_recorded_graph_saves_and_restores_generator_states(device):
 
 
 @pytest.mark.slow
-def test_compiled_checkpoint_draws_eagers_random_numbers():
-    x = torch.ones(1000, device=DEVICE, requires_grad=True)
+@pytest.mark.parametrize("device", ["openreg:0", "openreg:1"])
+def test_compiled_checkpoint_draws_eagers_random_numbers(device):
+    x = torch.ones(1000, device=device, requires_grad=True)
 
     def gradient(f):
         torch.manual_seed(3)
@@ -205,32 +271,6 @@ def test_compiled_autocast_has_its_dtype():
 
 
 @pytest.mark.slow
-@pytest.mark.racy
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_max_autotune_takes_the_cpus_templates(dtype):
-    from torch._dynamo.utils import counters
-
-    # As they are the fastest on one machine and not on another, they are the only choice.
-    choice = torch._inductor.config.patch(freezing=True, max_autotune_gemm_backends="CPP")
-    with torch.no_grad(), choice, torch.openreg.sanitizer.enable():
-        for _ in range(2):  # the second one's code is not the first one's, which has its weights
-            torch._dynamo.reset()
-            counters["inductor"]["cpp_templated_kernel_counter"] = 0
-            model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 64))
-            f = torch.compile(model.to(DEVICE, dtype).eval(), mode="max-autotune")
-            for _ in range(4):  # a run, a capture and replays
-                x = torch.randn(32, 128, device=DEVICE, dtype=dtype)
-                torch.testing.assert_close(f(x), model(x))
-            assert counters["inductor"]["cpp_templated_kernel_counter"] == 2
-        x = torch.randn(32, 128, device=DEVICE, dtype=dtype)
-        with (
-            torch.openreg.stream(torch.openreg.Stream()),
-            pytest.raises(torch.openreg.sanitizer.DataRaceError, match="cpp_"),
-        ):
-            f(x)
-
-
-@pytest.mark.slow
 def test_combo_kernels_are_left_to_triton():
     def f(a, b):
         return a.sin() + 1, b.cos() * 2
@@ -241,7 +281,7 @@ def test_combo_kernels_are_left_to_triton():
             torch.testing.assert_close(made, right)
 
 
-def test_max_autotune_tries_choices_on_the_cpu():
+def test_max_autotune_takes_pytorchs_kernels():
     f = torch.compile(lambda a, b: (a @ b).relu(), mode="max-autotune")
     a, b = torch.randn(4, 32, 64, device=DEVICE), torch.randn(4, 64, 32, device=DEVICE)
     a.requires_grad_()
@@ -288,6 +328,7 @@ def test_higher_order_operators_work_under_autocast(compiled):
     assert z.tolist() == [[4] * 4] * 4
 
 
+@pytest.mark.slow
 def test_flex_attention_works_without_a_compiler(run_ok):
     run_ok(
         """
@@ -326,6 +367,7 @@ def test_kernel_threads_have_four_times_the_work_of_the_cpus(device, chunks, div
     assert ("#pragma omp parallel" in code) == divided
 
 
+@pytest.mark.slow
 def test_kernel_cache_is_kept_by_thread_count(own_threads):
     """What Inductor keeps is found by the number of threads that it was made for."""
     x = torch.ones(1 << 14, device=DEVICE)
@@ -338,6 +380,7 @@ def test_kernel_cache_is_kept_by_thread_count(own_threads):
     assert ["#pragma omp parallel" in code for code in codes] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_kernel_has_no_more_threads_than_it_was_made_for(run_ok):
     """A backward that is compiled with fewer threads than autograd's thread of the device has. For
     as many as there are cores, Inductor leaves the number of threads to OpenMP."""
@@ -557,7 +600,7 @@ def test_kernel_with_a_long_name_raises_its_own_error():
         return y.abs().reciprocal().atan().asinh().acosh().log1p().expm1().square().round()
 
     torch.compile(long)(torch.ones(8, device=DEVICE), torch.tensor([1, 99], device=DEVICE))
-    with pytest.raises(RuntimeError, match=r"raised by cpp_fused_\w{80,} on .*, queued earlier"):
+    with pytest.raises(RuntimeError, match=r"raised\s+by\s+cpp_fused_\w{80,}\s+on\s"):
         torch.openreg.synchronize()
 
 
@@ -593,6 +636,7 @@ def test_kernel_checks_are_caught_in_collapsed_loops_and_single_blocks():
     assert made.count("catch (...)") == 2
 
 
+@pytest.mark.slow
 def test_device_without_map_computes_on_copies(run_ok, plugins):
     run_ok(
         """
@@ -697,6 +741,7 @@ def test_missing_wait_report_names_the_kernel_and_the_line():
     assert "(x * 2 + 1).sin()" in str(found.value) and "test_compile.py" in str(found.value)
 
 
+@pytest.mark.slow
 @pytest.mark.racy
 def test_missing_wait_is_shown_by_a_schedule():
     f = torch.compile(lambda x: x * 2 + 1)
@@ -759,7 +804,8 @@ def test_import_of_the_compiler_waits_for_the_first_compile(run_ok):
         torch.ones(2, device="openreg").add(1).cpu()
         names = "torch_openreg._compile", "torch._inductor", "torch._dynamo"
         print([m for m in sys.modules if m.startswith(names)])
-        """
+        """,
+        fresh=True,
     )
     assert out.strip() == "[]"
 
@@ -769,37 +815,29 @@ def test_pytorchs_callers_use_the_names_that_are_replaced():
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
     from torch._inductor import (
-        autotune_process,
         compile_fx,  # noqa: F401 (brings ours)
         ir,
         lowering,
         memory,
         scheduler,
-        select_algorithm,
-        utils,
     )
     from torch._subclasses import fake_tensor
     from torch.nn.attention import flex_attention
     from torch.utils import _runtime_estimation
 
     for module, name in (
-        (torch, "import reset_cudagraph_trees"),
-        (scheduler, "device_need_guard("),
         (scheduler, "V.graph.additional_buffer_deps[node.get_name()]"),
         (memory, "= get_freeable_input_buf("),
         (_meta_registrations, 'device_hint(input) == "cuda"'),
         (fake_tensor, "func not in meta_table"),
-        (_runtime_estimation, "= get_gpu_dram_gbps()"),
+        (_runtime_estimation, "_dram_gbps("),
         (_runtime_estimation, "= get_device_tflops("),
         (scheduler, ".is_cpu()"),
-        (scheduler, ".group_nodes_for_combo_kernels("),
+        (scheduler, ".combinable_nodes("),
         (ir, " get_device_type("),
         (lowering, "ir.get_device_type("),
         (lowering, ":= get_constant_value("),
-        (lowering, "is_gpu("),
-        (utils.use_cpp_gemm_template, "_use_template_for_cpu("),
-        (select_algorithm, "AlgorithmSelectorCache.generate_example_value("),
-        (autotune_process.CPUDeviceBenchmarkMixin, "def do_bench("),
+        (lowering, "if is_gpu(i.get_device().type)"),
         (flex_attention, "_validate_device("),
         (flex_attention, "_apply_kernel_options("),
     ):

@@ -5,7 +5,6 @@ the host before it is queued, and what that told is promised to the second. A di
 of its kind and a sentence.
 """
 
-import re
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 DEVICE = "openreg"
 SEED = 1
-RAISED_BY = re.compile(r" \(raised by [^)]*\)$")  # what a queued kernel's error says besides
 
 # Results whose values nobody promises, in whole or where they grew.
 UNDEFINED = {
@@ -131,8 +129,7 @@ def _settle():
 
 
 def _first_line(error):
-    line = (str(error).splitlines() or [""])[0]
-    return RAISED_BY.sub("", line)
+    return (str(error).splitlines() or [""])[0]
 
 
 def _message(error):

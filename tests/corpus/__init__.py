@@ -15,6 +15,7 @@ from . import (
     peers,
     serving,
     sharded,
+    steps,
     streams,
     unseen,
 )
@@ -27,6 +28,7 @@ FAMILIES = (
     serving,
     checkpoints,
     streams,
+    steps,
     peers,
     allocator,
     sharded,

@@ -38,6 +38,7 @@ def state():
 """
 
 
+@pytest.mark.slow
 def test_process_without_as_cuda_is_unchanged(run_ok):
     print_state = STATE + "print(state())"
     without = run_ok(
@@ -75,12 +76,13 @@ def test_as_cuda_is_refused_after_cuda_was_used(run_ok):
         print(torch.device("openreg").type)
     """
     assert run_ok(code) == (
-        "torch_openreg.as_cuda(): this process has used CUDA already: call it before anything "
-        "does\n"
+        "torch_openreg.as_cuda(): this process has used CUDA already\n"
+        "  help: call it before anything does\n"
         "openreg\n"
     )
 
 
+@pytest.mark.slow
 def test_as_cuda_is_refused_after_inductor_was_imported(run_ok):
     """Which keeps the device's name. Dynamo and flex attention do not."""
     code = """
@@ -121,6 +123,7 @@ def test_as_cuda_variable_acts_at_import(run, run_ok):
     assert done.code != 0 and "OPENREG_AS_CUDA is 0, 1 or force, not 'yes'" in done.err
 
 
+@pytest.mark.slow
 def test_as_cuda_holds_in_a_spawned_child(cuda):
     code = """
 import os, subprocess, sys
@@ -134,17 +137,23 @@ subprocess.run([sys.executable, "-c", child], check=True)
 @pytest.mark.parametrize(
     "variables, found",
     [
-        ({}, ["2", "None"]),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, ["1", "None"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, ["0", "None"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, ["3", "None"]),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2", "OPENREG_DEVICE_COUNT": "2"}, ["2", "None"]),
+        *(
+            pytest.param(variables, [count, "None"], marks=pytest.mark.slow)
+            for variables, count in (
+                ({}, "2"),
+                ({"CUDA_VISIBLE_DEVICES": "1"}, "1"),
+                ({"CUDA_VISIBLE_DEVICES": ""}, "0"),
+                ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "3"),
+            )
+        ),
     ],
 )
 def test_as_cuda_follows_cudas_variables(run_ok, variables, found):
     before = f"import os; os.environ.update({variables})\n"
     after = "print(torch.cuda.device_count(), os.environ.get('OPENREG_LAUNCH_BLOCKING'))"
-    assert run_ok(before + AS_CUDA + after).split() == found
+    # Dynamo, which the fork server has imported, counts the devices.
+    assert run_ok(before + AS_CUDA + after, fresh=True).split() == found
 
 
 @pytest.mark.parametrize(
@@ -226,11 +235,11 @@ for call in (
     try:
         print("passed", call, call())
     except NotImplementedError as error:
-        print(error)
+        print(" ".join(str(error).split()))
 try:
     torch.ones(1, device="cuda").__cuda_array_interface__
 except AttributeError as error:
-    print(error)
+    print(" ".join(str(error).split()))
 """
     texts = cuda(code).splitlines()
     assert not [text for text in texts if text.startswith("passed")]
@@ -258,7 +267,7 @@ except AttributeError as error:
         strict=True,
     ):
         assert name in text, text
-        assert ";" in text or "a cuda device is simulated" in text
+        assert ";" in text or "help: " in text or "a cuda device is simulated" in text
 
 
 def test_names_imported_from_torch_cuda_before_are_replaced(run_ok):
@@ -367,7 +376,7 @@ properties = torch.cuda.get_device_properties(0)
 assert torch.cuda.is_available() and torch.cuda.device_count() == 2
 assert torch.cuda.get_device_capability() == (properties.major, properties.minor) == (8, 0)
 assert properties.total_memory > 0 and properties.multi_processor_count > 0
-assert getattr(properties, "uuid", None) is None and not hasattr(properties, "warp_size")
+assert len(properties.uuid.bytes) == 16 and not hasattr(properties, "warp_size")
 try:
     properties.L2_cache_size
 except AttributeError as error:
@@ -392,6 +401,7 @@ with torch.cuda.profiler.profile(), torch.cuda.nvtx.range("a {}", 1):
     assert torch.cuda.nvtx.range_push("b") == 1 and torch.cuda.nvtx.range_pop() == 1
 torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("c"))
 from torch.utils._triton import has_triton
-assert not has_triton()
+from importlib.util import find_spec
+assert has_triton() == (find_spec("triton") is not None)
 """
     cuda(code)

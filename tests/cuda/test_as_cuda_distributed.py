@@ -115,6 +115,7 @@ def start(run, tmp_path, parts):
     assert done.out == f"done {parts}\n"
 
 
+@pytest.mark.slow
 def test_nccl_group_communicates_and_trains(run, tmp_path):
     start(run, tmp_path, "collectives train")
 

@@ -12,6 +12,7 @@ import pytest
 DEFAULT = Path(__file__).resolve().parents[2] / "build" / "ctest" / "debug" / "run-tests"
 PROGRAM = Path(os.environ.get("OPENREG_C_TESTS") or DEFAULT)
 SKIPPED = 77
+pytestmark = pytest.mark.simulated_device("the C tests load drivers of their own")
 
 
 def names():
@@ -27,7 +28,7 @@ def tiers():
     """The tests; the one of random programs takes minutes, and `make test` runs a part of it."""
     for name in names():
         if name == "stress_random_programs":
-            yield pytest.param(name, {"OPENREG_STRESS_PROGRAMS": "1500"}, id=f"{name}-some")
+            yield pytest.param(name, {"OPENREG_STRESS_PROGRAMS": "300"}, id=f"{name}-some")
             yield pytest.param(
                 name, {"OPENREG_STRESS_PROGRAMS": "6000"}, id=name, marks=pytest.mark.slow
             )

@@ -9,6 +9,7 @@ import torch
 
 import torch_openreg
 
+pytestmark = pytest.mark.slow  # the compiler takes half a minute
 SOURCES = Path(__file__).resolve().parents[1] / "cpp"
 
 

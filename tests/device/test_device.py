@@ -80,11 +80,16 @@ def test_device_contexts_restore_the_device(context):
 @pytest.mark.parametrize(
     "choose",
     [
-        "torch.openreg.set_device(1)",
-        "torch.accelerator.set_device_index(1)",
-        "torch.openreg.device(1).__enter__()",
         "torch.accelerator.device_index(1).__enter__()",
         "torch.openreg._exchange_device(1)",
+        *(
+            pytest.param(choose, marks=pytest.mark.slow)
+            for choose in (
+                "torch.openreg.set_device(1)",
+                "torch.accelerator.set_device_index(1)",
+                "torch.openreg.device(1).__enter__()",
+            )
+        ),
     ],
 )
 def test_choosing_a_device_initializes_it(run_ok, choose):
@@ -115,6 +120,42 @@ def test_choosing_no_device_initializes_none(run_ok):
         """
     )
     assert out == "False\n"
+
+
+@pytest.mark.parametrize("name", ["openreg", "cuda"])
+def test_device_that_was_used_before_another_is_selected_is_told(run_ok, name):
+    run_ok(
+        f"""
+        import os, sys, warnings
+        import torch
+        if {name!r} == "cuda":
+            import torch_openreg
+            torch_openreg.as_cuda()
+        variable = "TORCH_CUDA" if {name!r} == "cuda" else "OPENREG"
+        os.environ[variable + "_CHECK_STRAY_CONTEXT"] = "warn"
+        def line():
+            return sys._getframe(1).f_lineno
+        x, first = torch.ones(2, device={name!r}), line()
+        chosen = []
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            torch.openreg.set_device(0)  # which is in use, and its own
+            torch.openreg.set_device(1); chosen.append(line())
+            torch.accelerator.set_device_index(1); chosen.append(line())
+        assert [w.lineno for w in found] == chosen, found
+        assert all(f"{name} device(s) [0] already" in str(w.message) for w in found)
+        assert all(f":{{first}})" in str(w.message) for w in found), found[0].message
+        os.environ[variable + "_CHECK_STRAY_CONTEXT"] = "error"
+        for choose in torch.openreg.set_device, torch.accelerator.set_device_index:
+            try:
+                choose(1)
+            except RuntimeError as error:
+                assert "help: select the rank's device before" in str(error)
+            else:
+                raise AssertionError
+        assert torch.openreg.current_device() == 1
+        """
+    )
 
 
 def test_device_context_stands_for_its_device():

@@ -1,11 +1,9 @@
 """Bad input: an exception that names the value and the range, and a device that stays usable."""
 
-import multiprocessing
 import pickle
 
 import pytest
 import torch
-import torch.multiprocessing
 
 RANGE = "out of range: it must be from 0 to 1"
 
@@ -243,32 +241,6 @@ def test_sleep_refuses_a_bad_duration():
     for bad in ("a", None, 1.5):
         with pytest.raises(TypeError, match=f"an integer, got {bad!r}"):
             torch.openreg._sleep(bad)
-
-
-def test_event_sharing_between_processes_is_refused():
-    with pytest.raises(NotImplementedError):
-        torch.openreg.Event().ipc_handle()
-    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
-        torch.openreg.Event(interprocess=True)
-
-
-@pytest.mark.parametrize("kind", ["multiprocessing", "torch.multiprocessing"])
-def test_device_tensor_is_refused_by_queues_between_processes(kind):
-    context = (multiprocessing if kind == "multiprocessing" else torch.multiprocessing).get_context(
-        "spawn"
-    )
-    queue = context.Queue()
-    tensor = torch.ones(3, device="openreg:1")
-    for thing in (tensor, [{"x": (tensor,)}], torch.nn.Parameter(tensor), tensor.untyped_storage()):
-        with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
-            queue.put(thing)
-    ours, _theirs = context.Pipe()
-    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
-        ours.send(tensor)
-    queue.put([1, "two"])
-    assert queue.get(timeout=60) == [1, "two"]
-    queue.close()
-    queue.join_thread()
 
 
 def test_pickle_keeps_a_tensors_device_and_values():

@@ -127,7 +127,9 @@ def held_kernel(tmp_path_factory):
     return make_preloaded(library, HELD_KERNEL, *options), begun, gate
 
 
-@pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
+@pytest.mark.parametrize(
+    "plugin", [None, pytest.param("libvendor_nomap.so", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("call", HELD_CALLS)
 def test_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plugin, call):
     # Its locks, such as that of a function's first call, would never be opened in the child.
@@ -305,7 +307,9 @@ print("children ended with", set(states))
 """
 
 
-@pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
+@pytest.mark.parametrize(
+    "plugin", [None, pytest.param("libvendor_nomap.so", marks=pytest.mark.slow)]
+)
 def test_forks_of_a_busy_process_do_not_hang(plugins, run_ok, slow_first_calls, plugin):
     """OPENREG_FORKS=2000 is a soak; a process makes 50, as kernels are called first but once."""
     env = {"LD_PRELOAD": slow_first_calls}

@@ -17,6 +17,7 @@ SCRIPT = ROOT / "csrc/openreg/gdb_openreg.py"
 LIMIT = 60  # seconds
 PARKED = ("set disable-randomization off", "break gdbStopsHere", "run gdb_parked")
 QUEUE = "print *('host_wait.c'::hosts)->goal.stream"
+pytestmark = pytest.mark.simulated_device("a program of the C tests has it")
 
 
 def gdb(*commands, program=PROGRAM, core=None):

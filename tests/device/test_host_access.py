@@ -100,13 +100,20 @@ def test_host_access_report_has_the_line_of_the_allocation(run, tmp_path, on):
         x = torch.ones(4, device="openreg")
         model = torch.nn.Linear(2, 2, device="openreg")
         which = dict(x=x, weight=model.weight)
+        for line in range(100, 200):  # code objects that go, whose memory the next ones get
+            source = "for dtype in (torch.half, torch.int8):"
+            source += " y = torch.ones(4, device='openreg', dtype=dtype)"
+            code = compile("\\n" * line + source, __file__, "exec")
+            exec(code)
+            del code
+        which["y"] = y
         def read(name):
             ctypes.string_at(which[name].data_ptr(), 1)
         """,
     )
-    for name, line in (("x", 4), ("weight", 5)):
+    for name, dtype, line in (("x", "float32", 4), ("weight", "float32", 5), ("y", "int8", 200)):
         done = run(f"import runpy\nrunpy.run_path({str(path)!r})['read']({name!r})")
-        assert f"of torch.float32, allocated at {path}:{line}\n" in done.err
+        assert f"of torch.{dtype}, allocated at {path}:{line}\n" in done.err
 
 
 @pytest.mark.parametrize(

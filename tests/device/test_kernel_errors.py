@@ -33,32 +33,32 @@ def on(other):
 # name: (operator in the text, type, text, call, good argument, bad argument)
 FAILURES = {
     "index_select": (
-        "aten::index_select", IndexError, "index out of range",
+        "index_select", IndexError, "index out of range",
         lambda i: on(i).index_select(0, i), torch.tensor([0, 3]), torch.tensor([0, 4]),
     ),
     "embedding": (
-        "aten::embedding", IndexError, "index out of range",
+        "embedding", IndexError, "index out of range",
         lambda i: F.embedding(i, on(i)), torch.tensor([1, 2]), torch.tensor([1, 9]),
     ),
     "nll_loss": (
-        "aten::nll_loss", IndexError, "Target 7 is out of bounds",
+        "nll_loss", IndexError, "Target 7 is out of bounds",
         lambda t: F.nll_loss(on(t), t), torch.tensor([0, 1, 2, 0]),
         torch.tensor([0, 1, 7, 0]),
     ),
     "cholesky": (
-        "aten::cholesky", torch.linalg.LinAlgError, "not positive-definite",
+        "cholesky", torch.linalg.LinAlgError, "not positive-definite",
         lambda a: torch.cholesky(a), GOOD, BAD,
     ),
     "index": (
-        "aten::index", IndexError, "index 8 is out of bounds",
+        "index", IndexError, "index 8 is out of bounds",
         lambda i: on(i)[i], torch.tensor([0, 3]), torch.tensor([0, 8]),
     ),
     "gather": (
-        "aten::gather", RuntimeError, "index 5 is out of bounds",
+        "gather", RuntimeError, "index 5 is out of bounds",
         lambda i: on(i).gather(0, i), torch.tensor([[0, 1, 2]]), torch.tensor([[0, 5, 2]]),
     ),
     "index_add_": (
-        "aten::index_add", RuntimeError, "index 4 is out of bounds",
+        "index_add", RuntimeError, "index 4 is out of bounds",
         lambda i: on(i).clone().index_add_(0, i, on(i)[:2]),
         torch.tensor([0, 3]), torch.tensor([0, 4]),
     ),
@@ -134,7 +134,7 @@ def test_synchronising_call_reports_a_kernels_error_once(runs_ahead, name):
     x = torch.ones(3, device=DEVICE)
     SYNCHRONISING[name](x)
     fail_ahead(runs_ahead)
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="embedding"):
         SYNCHRONISING[name](x)
     SYNCHRONISING[name](x)
 
@@ -153,7 +153,7 @@ def test_queries_records_and_waits_never_report_a_kernels_error(eventually):
     y.record_stream(side)
     del y
     torch.openreg.memory_allocated()
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="embedding"):
         torch.openreg.synchronize()
 
 
@@ -172,7 +172,7 @@ def test_later_tasks_run_and_the_first_failure_is_reported(runs_ahead):
         x.add_(1)
 
     runs_ahead(run)
-    with pytest.raises(IndexError, match="aten::embedding") as caught:
+    with pytest.raises(IndexError, match="embedding") as caught:
         torch.openreg.synchronize()
     assert "(and 1 more failed after it)" in str(caught.value)
     assert x.tolist() == [3] * 3
@@ -198,7 +198,7 @@ def test_failure_on_a_side_stream_is_reported(runs_ahead):
     side = torch.Stream(DEVICE)
     with side:
         fail_ahead(runs_ahead)
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="embedding"):
         side.synchronize()
 
 
@@ -209,7 +209,7 @@ def test_failure_of_one_device_does_not_reach_the_other():
     torch.openreg.synchronize(1)
     assert (y + 1).tolist() == [2] * 3
     y.nonzero()
-    with pytest.raises(IndexError, match=r"aten::embedding on openreg:0"):
+    with pytest.raises(IndexError, match=r"raised by embedding on openreg:0"):
         torch.openreg.synchronize(0)
     torch.openreg.synchronize(1)
 
@@ -218,9 +218,9 @@ def test_failure_of_one_device_does_not_reach_the_other():
 def test_failure_is_kept_for_each_device():
     fail(OTHER, "nll_loss")
     fail(DEVICE, "embedding")
-    with pytest.raises(IndexError, match=r"aten::nll_loss\w* on openreg:1"):
+    with pytest.raises(IndexError, match=r"nll_loss\w* on openreg:1"):
         torch.openreg.synchronize(1)
-    with pytest.raises(IndexError, match=r"aten::embedding on openreg:0"):
+    with pytest.raises(IndexError, match=r"raised by embedding on openreg:0"):
         torch.openreg.synchronize(0)
 
 
@@ -293,7 +293,7 @@ def test_error_of_a_kernel_in_backward_is_raised():
 
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     Break.apply(x).sum().backward()
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="embedding"):
         torch.openreg.synchronize()
 
 
@@ -317,7 +317,7 @@ def test_launch_blocking_raises_a_kernels_error_at_the_call(run_ok):
         print("queued")
     except IndexError as error:
         text = str(error)
-        print("raised at the launch", "index out of range" in text, "aten::embedding" in text)
+        print("raised at the launch", "index out of range" in text, "embedding" in text)
     torch.openreg.synchronize()
     print((x * 0 + 1).sum().item())
     y = x + 1
@@ -327,7 +327,7 @@ def test_launch_blocking_raises_a_kernels_error_at_the_call(run_ok):
             0, torch.tensor([7], device="openreg"), torch.ones(1, device="openreg"))
         print("queued")
     except IndexError as error:
-        print("raised at the launch", "aten::index_add" in str(error))
+        print("raised at the launch", "index_add" in str(error))
     torch.openreg.synchronize()
     """,
         env={"OPENREG_LAUNCH_BLOCKING": "1"},
@@ -378,7 +378,7 @@ def test_error_without_launch_blocking_comes_at_synchronisation(run_ok):
     try:
         torch.openreg.synchronize()
     except IndexError as error:
-        print("aten::embedding" in str(error))
+        print("embedding" in str(error))
     """
     )
     assert out.splitlines() == ["queued", "True"]
@@ -529,11 +529,11 @@ def test_failure_counted_with_another_is_not_raised_later():
     with testing.inject("kernel_error"):
         x.add_(1)
         x.index_select(0, bad)
-        with pytest.raises(RuntimeError, match=r"aten::add_? .*injected.*1 more failed"):
+        with pytest.raises(RuntimeError, match=r"(?s)add_? .*injected.*1 more failed"):
             torch.openreg.synchronize()
     with testing.inject("kernel_error"):
         x.index_select(0, good)
-        with pytest.raises(RuntimeError, match=r"index_select .*injected"):
+        with pytest.raises(RuntimeError, match=r"(?s)index_select .*injected"):
             torch.openreg.synchronize()
 
 
@@ -542,14 +542,14 @@ def test_reported_failure_is_distinguished_from_others_of_its_operator():
     with testing.inject("kernel_error"):
         x.index_select(0, good)
         x.index_select(0, bad)
-        with pytest.raises(RuntimeError, match=r"index_select .*injected.*1 more failed"):
+        with pytest.raises(RuntimeError, match=r"(?s)index_select .*injected.*1 more failed"):
             torch.openreg.synchronize()
 
 
 def test_failure_text_may_look_like_that_of_a_report():
     text = "the pool is spent (3 more failed after it)"
     torch._assert_async(torch.zeros(1, device=DEVICE), text)
-    with pytest.raises(RuntimeError, match=re.escape(text + " (raised by aten::_assert_async")):
+    with pytest.raises(RuntimeError, match=f"(?s)^{re.escape(text)}\n.*raised by _assert_async"):
         torch.openreg.synchronize()
 
 

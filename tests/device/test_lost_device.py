@@ -12,7 +12,7 @@ import torch_openreg  # noqa: F401
 DEVICE = "openreg:0"
 OTHER = "openreg:1"
 TEXT = (
-    r"openreg:0 is lost: aten::lost failed; orDeviceReset \(torch.openreg.reset\(0\)\) "
+    r"openreg:0 is lost: lost failed\n  help: torch.openreg.reset\(0\) "
     "brings it back"
 )
 two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
@@ -150,7 +150,7 @@ def test_lost_device_error_comes_before_a_kernels_failure():
     torch.openreg.reset(0)
     torch.openreg.synchronize()
     look_up(8)
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="embedding"):
         torch.openreg.synchronize()
 
 
@@ -173,7 +173,7 @@ def test_lost_devices_are_reset_one_by_one():
     lose(1)
     torch.openreg.reset(0)
     assert torch.ones(3, device=DEVICE).sum().item() == 3
-    with lost(r"openreg:1 is lost.*torch.openreg.reset\(1\)"):
+    with lost(r"(?s)openreg:1 is lost.*torch.openreg.reset\(1\)"):
         torch.openreg.synchronize(1)
 
 
@@ -369,7 +369,7 @@ def test_launch_blocking_raises_a_loss_at_the_call(run_ok):
     try:
         x + 1
     except torch.AcceleratorError as error:
-        print("openreg:0 is lost: aten::lost failed" in str(error))
+        print("openreg:0 is lost: lost failed" in str(error))
     torch.openreg.reset(0)
     print((x.fill_(1) + 1).tolist())
     """,

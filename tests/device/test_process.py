@@ -39,6 +39,7 @@ print([name for name in threads.names() if name.startswith(("openreg", "pt_autog
 """
 
 
+@pytest.mark.slow
 def test_cpu_program_behaves_as_without_the_package(run_ok):
     assert run_ok(CPU_ONLY, fresh=True) == run_ok(CPU_ONLY, WITHOUT)
 
@@ -68,6 +69,7 @@ def test_import_and_queries_start_nothing(run_ok):
     assert out.splitlines() == ["0 False", "False", "True True"]
 
 
+@pytest.mark.slow
 def test_import_works_alone_and_in_either_order(run_ok):
     show = "print(torch.ones(2, device='openreg:1').tolist())"
     for code in (

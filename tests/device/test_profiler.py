@@ -450,6 +450,7 @@ def test_tools_of_other_devices_refuse_and_the_device_goes_on(x):
     assert torch.relu(x).cpu().min() >= 0
 
 
+@pytest.mark.slow
 def test_profile_counts_records_that_do_not_fit(run):
     done = run(
         """
@@ -473,6 +474,7 @@ def test_profile_counts_records_that_do_not_fit(run):
     assert int(dropped[0][1]) >= 41  # calls and kernels, and the wait at the end
 
 
+@pytest.mark.slow
 def test_forked_child_ends_without_a_trace_and_the_parents_goes_on(run_ok):
     out = run_ok(
         """
@@ -519,6 +521,7 @@ def test_profile_in_a_forked_child_warns_why_it_is_empty(run):
     assert "in forked subprocess" in done.err
 
 
+@pytest.mark.slow
 def test_profile_of_a_program_that_uses_no_device_starts_none(run_ok):
     run_ok(
         """

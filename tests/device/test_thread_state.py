@@ -176,6 +176,7 @@ def test_host_thread_that_sleeps_keeps_no_team(run_ok):
     assert int(asleep) == int(before) - 1 and after == before
 
 
+@pytest.mark.simulated_device("it starts no thread, which would have its worker's name")
 def test_set_num_threads_holds_for_later_tasks(run_ok):
     out = run_ok(
         """

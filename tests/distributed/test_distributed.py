@@ -742,13 +742,14 @@ def rank_bad_input(rank):
     )
     raises(
         ValueError,
-        "2 split sizes that add up to 3, got [1, 1]",
+        "2 split sizes from 0 that add up to 3, got [1, 1]",
         dist.all_to_all_single,
         y,
         y,
         [1, 1],
         [1, 2],
     )
+    raises(ValueError, "got [4, -1]", dist.all_to_all_single, y, y, [1, 2], [4, -1])
     image = on(rank, 1, 4, 2, 2)
     last = image.to(memory_format=torch.channels_last)
     for function, arguments in (

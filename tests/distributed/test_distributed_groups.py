@@ -188,6 +188,7 @@ def rank_default_gloo(rank, folder):
     torch.openreg.set_device(0)
 
 
+@pytest.mark.slow
 def test_group_named_gloo_serves_ddp(tmp_path):
     ranks = Ranks(SIZE, tmp_path)
     ranks.run(rank_default_gloo, str(tmp_path))

@@ -179,6 +179,7 @@ def rank_ddp(rank):
         torch.openreg.set_device(0)
 
 
+@pytest.mark.slow
 def test_ddp_averages_sparse_gradients(ranks):
     ranks.run(rank_ddp)
 

@@ -59,6 +59,7 @@ def check(printed, places):
     assert found[0][2] == found[1][2]
 
 
+@pytest.mark.slow
 def test_torchrun_example_runs_as_two_processes():
     launcher = start([*TORCHRUN, "--standalone", "--nproc-per-node", "2", EXAMPLE])
     check(output(launcher), ["host 0, openreg:0", "host 0, openreg:1"])

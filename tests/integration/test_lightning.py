@@ -115,7 +115,7 @@ def test_lightning_of_another_version_is_refused(run_ok):
         except ImportError as error:
             print(error)
     """)
-    assert "needs lightning 2.6, found 3.0.0: pip install 'torch_openreg[lightning]'" in out
+    assert "needs lightning 2.6, found 3.0.0\n  help: pip install 'torch_openreg[lightning]'" in out
 
 
 def test_accelerator_registry_lists_openreg():

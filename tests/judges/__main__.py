@@ -6,11 +6,9 @@ See docs/upstream.md.
 import argparse
 import collections
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +17,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from support import declarations
+from support.declarations import Declared, Outcome
+
+from torch_openreg._check_plugin import torchcts
+
 from .declared import DECLARED
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(ROOT, "build", "judges")
-# Folders about the device rather than its operators; each takes seconds.
-FAST = "device_api memory multi_device rng serialization errors stress dtypes strides"
 # Folders whose files take minutes each.
 LARGE = ("opinfo", "generated")
 TABLE = re.compile(r"(?<=<!-- make judges -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -47,7 +48,7 @@ class Part:
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", default="", help="folders and files, separated by spaces")
-    parser.add_argument("--fast", action="store_true", help=f"these folders: {FAST}")
+    parser.add_argument("--fast", action="store_true", help=f"these folders: {torchcts.FAST}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=300, help="seconds for a test")
     parser.add_argument("--page", default="", help="where the table is written")
@@ -56,7 +57,7 @@ def arguments():
 
 def parts(suite, files, fast):
     if fast:
-        return [Part(FAST.split())]
+        return [Part(torchcts.FAST.split())]
     if files:
         return [Part([path]) for path in files.split()]
     from torchcts.cli import DEFAULT_TEST_SUITES
@@ -130,32 +131,21 @@ def run(suite, part, limit):
         part.wrong.append(f"{' '.join(part.paths)}: no test was selected")
 
 
-def matcher(pattern):
-    return re.compile(".*".join(map(re.escape, pattern.split("*")))).fullmatch
-
-
 def fails(result):
     return result[0] in ("failed", "crashed")
 
 
 def judge(results, declared, everything):
-    """What is wrong, as sentences, and {reason: the tests that it covers}. With `everything`,
+    """What is wrong, as sentences, and {entry: the tests that it covers}. With `everything`,
     `results` has all tests, and each declaration must have failed."""
-    failed = [test for test, result in results.items() if fails(result)]
     files = {test.partition("::")[0] for test in results}
-    wrong, covered = [], collections.defaultdict(list)
-    for reason, patterns in declared.items():
-        for pattern in patterns:
-            found = list(filter(matcher(pattern), failed))
-            covered[reason] += found
-            if not found and (everything or pattern.partition("::")[0] in files):
-                known = any(map(matcher(pattern), results))
-                why = "none of them fails" if known else "there is no such test"
-                wrong.append(f"stale declaration: {pattern}: {why} ({reason})")
-    for test in sorted(set(failed).difference(*covered.values())):
-        outcome, message = results[test]
-        wrong.append(f"{test} {outcome}: {message}")
-    return wrong, covered
+    outcomes = {
+        test: Outcome((test,), fails(results[test]), said="{} {}: {}".format(test, *results[test]))
+        for test in sorted(results)
+    }
+    entries = [Declared(" ".join(patterns), reason) for reason, patterns in declared.items()]
+    asked = (lambda pattern: True) if everything else lambda p: p.partition("::")[0] in files
+    return declarations.judge(outcomes, entries, asked)
 
 
 def table(done, covered):
@@ -182,9 +172,9 @@ def page(path, rows, covered, filtered):
     lines += ["", "| left out by TorchCTS | tests |", "| --- | ---: |"]
     lines += [f"| `{reason}` | {count:,} |" for reason, count in filtered.most_common()]
     lines += ["", "| declared | tests | reason |", "| --- | ---: | --- |"]
-    for reason, tests in sorted(covered.items(), key=lambda pair: -len(pair[1])):
-        names = "<br>".join(f"`{pattern}`" for pattern in DECLARED[reason])
-        lines.append(f"| {names} | {len(set(tests)):,} | {reason} |")
+    for entry, tests in sorted(covered.items(), key=lambda pair: -len(pair[1])):
+        names = "<br>".join(f"`{pattern}`" for pattern in entry.tests.split())
+        lines.append(f"| {names} | {len(tests):,} | {entry.reason} |")
     with open(path) as file:
         text = file.read()
     with open(path, "w") as file:
@@ -194,9 +184,7 @@ def page(path, rows, covered, filtered):
 def execute(options, suite, declared):
     """The errors, having run what was asked for."""
     os.makedirs(BUILD, exist_ok=True)
-    shutil.copy(os.path.join(HERE, "manifest.py"), BUILD)
-    with open(os.path.join(BUILD, "pytest.ini"), "w") as file:
-        file.write("[pytest]\n")  # or pytest takes the first one above the suite
+    torchcts.prepare(BUILD)
     todo = parts(suite, options.files, options.fast)
     with ThreadPoolExecutor(options.jobs) as pool:
         for part in pool.map(lambda part: run(suite, part, options.limit) or part, todo):
@@ -219,12 +207,12 @@ def execute(options, suite, declared):
 
 def main():
     options = arguments()
-    found = importlib.util.find_spec("torchcts")
-    if found is None:
+    suite = torchcts.suite()
+    if suite is None:
         print("TorchCTS is not installed, which `make judges` does: nothing was run")
         return 0
     started = time.monotonic()
-    wrong = execute(options, os.path.dirname(found.origin), DECLARED)
+    wrong = execute(options, suite, DECLARED)
     print(*wrong, sep="\n")
     print(f"{len(wrong)} errors in {time.monotonic() - started:.0f} s")
     return int(bool(wrong))

@@ -4,10 +4,13 @@ docs/libraries.md."""
 import argparse
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 
 from . import declared, results, sources
+
+PLUGIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugin")
 
 
 def arguments():
@@ -16,7 +19,10 @@ def arguments():
     parser.add_argument("--source", default="", help="its source tree")
     parser.add_argument("--sanitizer", action="store_true", help="watch each test for races")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a test")
+    parser.add_argument("--limit", type=float, help="seconds for a test")
+    parser.add_argument(
+        "--continue", action="store_true", dest="resume", help="only what has no result yet"
+    )
     parser.add_argument("--page", default="", help="where the table is written")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest; nothing is judged")
     options = parser.parse_args()
@@ -28,56 +34,69 @@ def arguments():
     return options
 
 
-def environment():
+def environment(library, report):
     """Hugging Face's hub is out of reach on every machine alike."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
-    variables.pop("PYTHONPATH", None)  # it has the folder of this project's tests
     path = os.pathsep.join([os.path.dirname(sys.executable), variables.get("PATH", "")])
     return {
         **variables,
         "PATH": path,
+        "PYTHONPATH": PLUGIN,  # without the folder of this project's tests
+        "LIBRARIES_RESULTS": report,
+        "LIBRARIES_DONE": report + ".done",
+        "LIBRARIES_CPU_LIMIT": str(library.cpu_limit),
         "OPENREG_AS_CUDA": "1",
         "OMP_NUM_THREADS": "1",  # the processes are as many as the cores
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        **({"OPENREG_DEVICE_MEMORY": str(library.memory)} if library.memory else {}),
     }
 
 
 def run_pytest(options, library, tree, files, report):
     """Returns pytest's exit status. A process that crashes, or is at one test for longer than the
     limit, fails that test."""
+    limit = options.limit or library.limit
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"),
-        *("--rootdir", tree),
+        *("-p", "openreg_record", "--rootdir", tree),
         *("-n", str(options.jobs), "--dist", "load"),
-        *("-o", f"faulthandler_timeout={options.limit}", "-o", "faulthandler_exit_on_timeout=true"),
-        f"--junitxml={report}",
+        *("-o", f"faulthandler_timeout={limit}", "-o", "faulthandler_exit_on_timeout=true"),
         *(["--openreg-sanitizer"] if options.sanitizer else []),
         *library.options,
         *options.pytest,
         *files,
     ]
-    return subprocess.run(command, cwd=tree, env=environment(), check=False).returncode
+    variables = environment(library, report)
+    return subprocess.run(command, cwd=tree, env=variables, check=False).returncode
+
+
+def results_file(options, library):
+    """Has the results with which this run goes on, which are none unless it is a continued one."""
+    mode = "-sanitizer" * options.sanitizer + "-part" * bool(options.pytest)
+    path = os.path.join(sources.BUILD, f"{library.name}-{library.version}{mode}.jsonl")
+    with open(path, "a" if options.resume else "w"):
+        pass
+    shutil.copy(path, path + ".done")
+    return path
 
 
 def run(options, library, tree):
     """Returns what is wrong, as sentences."""
     files = list(library.paths(tree))
-    report = os.path.join(sources.BUILD, f"{library.name}.xml")
-    if os.path.exists(report):
-        os.remove(report)
+    report = results_file(options, library)
     code = run_pytest(options, library, tree, files, report)
     if options.pytest:
         return [f"pytest ended with status {code}"] if code else []
-    if not os.path.exists(report):
-        return [f"pytest ended with status {code} and wrote no report"]
-    rows = results.read(report, files)
+    rows = results.read(report)
+    print(*results.summary(rows), sep="\n")
     expected = declared.DECLARED.get(library.name, ())
     if options.sanitizer:
         expected += declared.RACES.get(library.name, ())
     wrong, known = results.judge(rows, files, expected)
     failed = any(row.outcome == "failed" for row in rows.values())
-    if code not in (0, 1) or (code == 1 and not failed):
+    nothing_left = code == 5 and options.resume and rows
+    if code and not nothing_left and not (code == 1 and failed):
         wrong.append(f"pytest ended with status {code}")
     if options.page:
         counts = results.numbers(rows, known)

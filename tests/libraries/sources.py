@@ -26,6 +26,9 @@ class Library:
     tag: str = "v{version}"
     without: str = ""  # files of which every test is skipped here, or needs a hub
     options: tuple = ()  # of pytest
+    limit: float = 600  # seconds after which a test counts as hanging
+    cpu_limit: float = 0  # seconds of CPU time for a test; 0: any
+    memory: int = 0  # bytes of a device; 0: what the machine has
 
     @property
     def version(self):
@@ -95,6 +98,18 @@ LIBRARIES = (
         "tests/tests_fabric/utilities/test_optimizer.py",
         "https://github.com/Lightning-AI/pytorch-lightning",
         tag="{version}",
+    ),
+    # Its tests of other compilers than Triton (cute, cutedsl, cutile) need a card. Those of
+    # convergence train models for minutes.
+    Library(
+        "liger_kernel",
+        "pyproject.toml",
+        "test/ops/test_*.py test/transformers/test_*.py test/chunked_loss/test_*.py "
+        "test/megatron/test_*.py test/triton/test_*.py",
+        without="test/ops/test_cutedsl_shape_fallbacks.py test/transformers/test_embedding.py "
+        "test/transformers/test_mm_int8int2.py test/transformers/test_qwen2vl_mrope.py",
+        cpu_limit=120,
+        memory=8 << 30,
     ),
 )
 

@@ -1,27 +1,39 @@
 """The runner of libraries' tests: what it reports, and that it cannot pass without running any."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from support.declarations import Declared
 
 from libraries import __main__, declared, results, sources
-from libraries.declared import Declared
 from libraries.results import Row, judge
 from libraries.sources import Library
 
 # The name is an installed distribution's, whose version the runner asks for.
-MADE = Library("pytest", "version.txt", "tests/test_*.py", "https://host/made")
+MADE = Library(
+    "pytest",
+    "version.txt",
+    "tests/test_*.py",
+    "https://host/made",
+    cpu_limit=0.5,
+    memory=1 << 30,
+)
 
 PLAIN = """
 import os, unittest
-import pytest
+import pytest, torch
 
 class TestMade(unittest.TestCase):
     def test_passes(self):
-        assert os.environ["OPENREG_AS_CUDA"] == "1" and "PYTHONPATH" not in os.environ
+        assert os.environ["OPENREG_AS_CUDA"] == "1" and "nowhere" not in os.environ["PYTHONPATH"]
+
+        assert torch.cuda.mem_get_info()[1] == 2**30
 
     def test_skipped(self):
         raise unittest.SkipTest("no")
@@ -106,11 +118,12 @@ def made(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_library_run_reports_failures_crashes_and_stale_declarations(made, capfd):
     entries = (
-        Declared("tests/test_plain.py::test_fails*", "offline", "needs a hub"),
-        Declared("*crash*", "worker", "a crash is never declared"),
-        Declared("tests/test_plain.py::test_gone", "", "gone"),
+        Declared("tests/test_plain.py::test_fails*", "needs a hub", error="offline"),
+        Declared("*crash*", "a crash is never declared", error="worker"),
+        Declared("tests/test_plain.py::test_gone", "gone"),
     )
     code, out = made(
         capfd,
@@ -124,10 +137,10 @@ def test_library_run_reports_failures_crashes_and_stale_declarations(made, capfd
     lines = [line for line in out.splitlines() if line.startswith("pytest: ")]
     assert len(lines) == 8, out
     lines = "\n".join(lines)
-    assert "tests/test_plain.py::test_teardown: failed on teardown" in lines
-    assert "tests/test_plain.py::test_crash: failed on setup with \"worker 'gw" in lines
-    assert "tests/test_plain.py::test_hang: failed on setup with \"worker 'gw" in lines
-    assert "tests/test_lost.py: collection failure" in lines
+    assert "tests/test_plain.py::test_teardown: ValueError: late" in lines
+    assert "tests/test_plain.py::test_crash: worker 'gw" in lines
+    assert "tests/test_plain.py::test_hang: worker 'gw" in lines
+    assert "tests/test_lost.py: ModuleNotFoundError: No module named 'nowhere" in lines
     assert "stale declaration: *crash*" in lines
     assert "stale declaration: tests/test_plain.py::test_gone" in lines
     assert "tests/test_lost.py: no test of it passed" in lines
@@ -137,6 +150,59 @@ def test_library_run_reports_failures_crashes_and_stale_declarations(made, capfd
     assert made.page.read_text() == PAGE.replace("| pytest | 1.0 | off | 5 | 5 | 0 | 0 |", row)
 
 
+COUNTED = """
+import time
+import pytest
+
+@pytest.mark.parametrize("x", [1, 2])
+def test_counted(x):
+    with open(__file__ + ".runs", "a") as file:
+        file.write("x")
+
+def test_counted_too():
+    pass
+
+def test_skipped():
+    pytest.skip("no card")
+
+@pytest.mark.xfail(reason="a known fault")
+def test_known():
+    raise OSError
+
+def test_spins():
+    while True:
+        time.process_time()
+"""
+
+
+@pytest.mark.slow
+def test_library_run_goes_on_with_what_has_no_result(made, capfd):
+    """Every function has run once before a second parametrization of one does. A test whose name
+    begins like that of a finished one is left, too."""
+    entries = (Declared("*::test_spins", "a card's", error="longer than 0.5 s of CPU time"),)
+    assert made(capfd, entries=entries, test_one=COUNTED)[0] == 0
+    (kept,) = Path(sources.BUILD).glob("*.jsonl")
+    rows = [json.loads(line) for line in kept.open()]
+    names = [row["test"].partition("::")[2] for row in rows]
+    functions = ["test_counted_too", "test_skipped", "test_known", "test_spins"]
+    assert names == ["test_counted[1]", *functions, "test_counted[2]"]
+    assert 0.1 < rows[4]["seconds"] < 100
+    lines = kept.read_text().splitlines(keepends=True)
+    left = ("test_counted_too", "test_counted[2]")
+    kept.write_text("".join(line for line in lines if not any(name in line for name in left)))
+    for _ in range(2):  # the second has nothing left
+        code, out = made(capfd, "--continue", entries=entries)
+        assert code == 0, out
+        assert re.search(r"6 tests took \d+ s of CPU time\n1 skipped: Skipped: no card\n", out)
+        assert "1 skipped: fails as the library expects: a known fault\n" in out
+        names = [json.loads(line)["test"].partition("::")[2] for line in kept.open()]
+        assert len(names) == 6 and names[4:] == list(left)
+    assert (made.tree / "tests" / "test_one.py.runs").read_text() == "xxx"
+    assert made(capfd, entries=entries)[0] == 0
+    assert (made.tree / "tests" / "test_one.py.runs").read_text() == "xxxxx"
+
+
+@pytest.mark.slow
 def test_library_run_without_any_test_is_an_error(made, capfd):
     code, out = made(capfd, test_empty="x = 1")
     assert code == 1
@@ -145,7 +211,7 @@ def test_library_run_without_any_test_is_an_error(made, capfd):
 
 @pytest.mark.slow
 def test_library_race_fails_under_the_sanitizer_alone(made, capfd):
-    races = (Declared("*::test_race*1*", "DataRaceError", "a race of the library's"),)
+    races = (Declared("*::test_race*1*", "a race of the library's", error="DataRaceError"),)
     assert made(capfd, races=races, test_races=RACES)[0] == 0
     code, out = made(capfd, "--sanitizer", races=races)
     (line,) = [line for line in out.splitlines() if line.startswith("pytest: ")]
@@ -157,11 +223,11 @@ def test_declaration_covers_the_error_that_it_names():
         "test_a.py::test_x[1-y]": Row("failed", "OSError: offline"),
         "test_a.py::test_y": Row("passed"),
     }
-    one = Declared("test_b.py::* test_a.py::test_x*", "offl.ne", "a hub")
+    one = Declared("*_x[1-y] test_a.py::test_x*", "a hub", error="offl.ne")
     assert judge(rows, ["test_a.py"], (one,)) == ([], {"test_a.py::test_x[1-y]"})
-    by_chance = Declared("test_a.py::test_y", "", "a race", always=False)
+    by_chance = Declared("test_a.py::test_y", "a race", always=False)
     assert judge(rows, ["test_a.py"], (one, by_chance))[0] == []
-    other = Declared("test_a.py::test_x*", "ValueError", "why")
+    other = Declared("test_a.py::test_x*", "why", error="ValueError")
     wrong, covered = judge(rows, ["test_a.py"], (other,))
     assert covered == set() and wrong == [
         "test_a.py::test_x[1-y]: OSError: offline",

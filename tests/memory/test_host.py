@@ -40,6 +40,7 @@ def runs_on_the_host(eventually):
     return runs_on_the_host
 
 
+@pytest.mark.simulated_device("its tasks run on waiting host threads")
 def test_small_call_that_waits_runs_on_the_host(runs_on_the_host):
     runs_on_the_host(ones(SMALL).nonzero, "aten::nonzero")
 
@@ -48,6 +49,7 @@ def test_large_call_that_waits_runs_on_a_lane():
     assert lanes_of(ones(LARGE).nonzero, "aten::nonzero") == [True]
 
 
+@pytest.mark.simulated_device("its tasks run on waiting host threads")
 def test_blocking_copies_run_on_the_host(runs_on_the_host):
     large = ones(1 << 20, dtype=torch.double)
     runs_on_the_host(large.cpu, "Memcpy DtoH")

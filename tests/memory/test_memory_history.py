@@ -121,8 +121,10 @@ def test_history_has_segments_and_out_of_memory(run_ok):
         m.empty_cache()
         trace = m._snapshot()["device_traces"][0]
         got = [(e["action"], e["size"] >> 20) for e in trace]
-        assert got == [("segment_alloc", 30), ("alloc", 30), ("oom", 50), ("free_requested", 30),
-                       ("free_completed", 30), ("segment_free", 30), ("snapshot", 0)], got
+        for_the_text = ("snapshot", 0)
+        assert got == [("segment_alloc", 30), ("alloc", 30), ("oom", 50), for_the_text,
+                       ("free_requested", 30), ("free_completed", 30), ("segment_free", 30),
+                       ("snapshot", 0)], got
         assert trace[2]["device_free"] == 34 << 20 and "addr" not in trace[2]
         """,
         env={"OPENREG_DEVICE_MEMORY": "64M"},
@@ -387,9 +389,36 @@ def test_allocator_settings_are_read_by_their_old_name(run_ok):
     assert out.splitlines() == ["FutureWarning True", "1280 native"]
 
 
+def test_annotation_of_a_tensor_stands_between_its_allocation_and_its_end(record):
+    x = torch.ones(1000, device=DEVICE)
+    memory._annotate_tensor(x, "nothing is recorded")
+    record(clear_history=True)
+    y = torch.ones(1000, device=DEVICE)
+    memory._annotate_tensor(y[10:], "packed")
+    where, size = y.data_ptr(), y.untyped_storage().nbytes()
+    del y
+    trace = memory._snapshot()["device_traces"][0]
+    mine = [e for e in trace if e.get("addr") == where]
+    assert [e["action"] for e in mine] == ["alloc", "annotate", "free_requested", "free_completed"]
+    entry = mine[1]
+    assert (entry["user_metadata"], entry["size"]) == ("packed", size)
+    assert entry["frames"][0]["name"] == sys._getframe().f_code.co_name
+    assert entry.keys() == mine[0].keys()
+    assert _memory_viz.trace({"device_traces": [trace], "segments": []})
+    with pytest.raises(ValueError, match="expected a tensor on an openreg device, got one on cpu"):
+        memory._annotate_tensor(torch.ones(1), "elsewhere")
+    record(context="state", max_entries=1)
+    for text in ("first", "last"):
+        memory._annotate_tensor(x, text)
+    found = [e for e in memory._snapshot()["device_traces"][0] if e["action"] == "annotate"]
+    assert [(e["user_metadata"], e["frames"]) for e in found] == [("last", [])]
+
+
 def test_memory_features_without_support_are_refused():
     for option in ("compile_context", "global_record_annotations", "record_pinned_host_memory"):
-        with pytest.raises(NotImplementedError, match=r"no compile_context.* no pinned memory"):
+        with pytest.raises(
+            NotImplementedError, match=r"(?s)no compile_context.*and no pinned memory"
+        ):
             memory._record_memory_history(**{option: True})
     with pytest.raises(NotImplementedError, match="mem_get_info"):
         torch.openreg.memory_usage()
@@ -405,7 +434,7 @@ def test_memory_module_has_the_names_that_cuda_and_xpu_share():
 def test_memory_summary_has_a_table_of_pools():
     x = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
     full, short = torch.openreg.memory_summary(), torch.openreg.memory_summary(0, abbreviated=True)
-    assert "Allocated memory" in full and "from large pool" in full and "device 0" in full
+    assert "Allocated memory" in full and "from large pool" in full and "device ID 0" in full
     assert "from large pool" not in short
     assert len({len(line) for line in full.splitlines()}) == 1
     del x
@@ -421,7 +450,9 @@ def test_memory_stats_agree_nested_and_flat():
             for metric in ("current", "peak", "allocated", "freed"):
                 assert flat[f"{figure}.{pool}.{metric}"] == nested[figure][pool][metric]
     assert list(flat) == sorted(flat)
-    assert flat == torch.accelerator.memory_stats(0)
+    private = "reserved_bytes_by_private_pools."  # which torch.accelerator leaves out
+    common = {name: count for name, count in flat.items() if not name.startswith(private)}
+    assert common == torch.accelerator.memory_stats(0)
     del x
 
 
@@ -505,6 +536,7 @@ def test_memory_fraction_refuses_a_bad_value():
         torch.openreg.set_per_process_memory_fraction(0.5, 99)
 
 
+@pytest.mark.slow
 def test_allocator_settings_change_splitting(run_ok):
     run_ok(
         """
@@ -551,6 +583,7 @@ def test_allocator_settings_change_splitting(run_ok):
     )
 
 
+@pytest.mark.slow
 def test_garbage_collection_threshold_returns_idle_segments(run_ok):
     run_ok(
         """

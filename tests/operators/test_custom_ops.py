@@ -51,6 +51,7 @@ def expected(x):
     return x.cpu().relu().square()
 
 
+@pytest.mark.slow
 def test_custom_op_example_learns(relu2, settings):
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
@@ -334,6 +335,7 @@ def test_python_cpu_kernel_ends_with_its_library():
     assert (x * x).tolist() == (x.cpu() * x.cpu()).tolist() == [25.0] * 3
 
 
+@pytest.mark.slow
 def test_python_cpu_kernel_older_than_the_import_is_refused_by_name(run_ok):
     """What it has replaced cannot be found."""
     out = run_ok(

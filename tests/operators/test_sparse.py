@@ -538,6 +538,7 @@ def test_sparse_operator_without_a_kernel_is_named(function):
     assert coo(DEVICE).sum().item() == 15
 
 
+@pytest.mark.slow
 def test_sparse_works_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
     """Everything is copied to the CPU and back."""
     program = """

@@ -15,6 +15,7 @@ MODULE = ("-m", "torch_openreg")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+@pytest.mark.slow
 def test_command_prints_devices_memory_lanes_versions_and_settings(run):
     done = run("", {"OPENREG_DEVICE_COUNT": "3"}, arguments=MODULE, fresh=True)
     assert (done.code, done.err) == (0, "")
@@ -57,6 +58,7 @@ def test_help_shows_the_usage(run):
 # ---- demo ----
 
 
+@pytest.mark.slow
 @pytest.mark.racy
 def test_demo_finds_the_race_in_the_wrong_loop_only(run):
     done = run("", arguments=(*MODULE, "demo"))
@@ -75,6 +77,8 @@ def test_demo_finds_the_race_in_the_wrong_loop_only(run):
     assert "one result" not in wrong
     for text in ("nothing to report of 8 steps on openreg:0.", "tasks on 2 streams, one result"):
         assert text in right, done.out
+    own = done.out.partition("):\n")[2]  # after the place of the demo's file
+    assert max(map(len, own.replace(os.getcwd(), "").splitlines())) <= 100, own
 
 
 # ---- run ----
@@ -110,6 +114,7 @@ def script(tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.racy
 def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     path = script(RACY)
@@ -164,6 +169,7 @@ torch.openreg.sanitizer.disable()
     assert gap.endswith("not watched: what came after the program had switched the sanitizer off")
 
 
+@pytest.mark.slow
 def test_run_of_a_right_program_is_quiet(run, script):
     path = script(RACY)
     done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "1", path, "right"))
@@ -195,6 +201,7 @@ def run_seeds(path, seeds, *options, flags=(), **how):
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_seeds_read_the_programs_input_and_report_each_end(script, tmp_path):
     path = script(PROGRAM)
     code, out, told = run_seeds(path, 2, cwd=tmp_path, input="3\n4\n5\n")
@@ -205,6 +212,7 @@ def test_seeds_read_the_programs_input_and_report_each_end(script, tmp_path):
     assert told[1].endswith(f" at {path}:7) instead of exit status 0")
 
 
+@pytest.mark.slow
 def test_seeds_of_a_program_that_cannot_run_twice_are_not_compared(script, tmp_path):
     path = script("import os\nos.mkdir('out')\n")
     code, _, (nothing, why, _) = run_seeds(path, 3, cwd=tmp_path)
@@ -273,6 +281,7 @@ def test_seeds_read_a_file_from_where_the_program_began(script, tmp_path):
         assert (code, os.read(stdin.fileno(), 9)) == (0, b"3\n"), told
 
 
+@pytest.mark.slow
 def test_seeds_compare_nothing_of_a_program_whose_end_is_not_known(script):
     read, write = os.pipe()  # nothing waits for what is not written
     try:
@@ -370,6 +379,7 @@ def test_ok():
 """
 
 
+@pytest.mark.slow
 def test_seeds_compare_tests_by_outcome_and_print_a_command_that_repeats(script, tmp_path):
     name = "test_it.py"
     script(TESTS, name)
@@ -404,7 +414,7 @@ def test_seeds_come_before_a_tape_of_the_environment(script):
 @pytest.mark.parametrize(
     ("options", "variables", "first_line"),
     [
-        (["--as-cuda"], {"CUDA_LAUNCH_BLOCKING": "1"}, ""),
+        pytest.param(["--as-cuda"], {"CUDA_LAUNCH_BLOCKING": "1"}, "", marks=pytest.mark.slow),
         ([], {}, "import os\nos.environ['OPENREG_LAUNCH_BLOCKING'] = '1'\n"),
     ],
     ids=["cuda", "program"],
@@ -492,6 +502,7 @@ def test_run_has_settings_as_options(run, script):
     assert (done.code, done.out) == (1, "3 True\n") and "nothing has written" in done.err
 
 
+@pytest.mark.slow
 def test_run_waits_at_the_end_in_spite_of_a_sync_debug_mode(run, script):
     text = "import torch\ntorch.cuda.set_sync_debug_mode('error')\n"
     text += "x = torch.ones(4, device='cuda')\nprint('done')\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from torch.utils._triton import has_triton_package
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -21,7 +22,8 @@ EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # What examples say that race on purpose and do not look at the sanitizer themselves.
-RACY = re.compile(r"# (side\.wait_stream\(.* is missing|read too early)")
+RACY = re.compile(r"# (side\.wait_stream\(.* is missing|read too early|an atomic_add is missing)")
+WITH_TRITON = pytest.mark.skipif(not has_triton_package(), reason="Triton is not installed")
 
 
 def examples():
@@ -34,6 +36,8 @@ def examples():
             # The blank lines let a traceback show the page's line numbers.
             code = "\n" * (line - 1) + match.group(1)
             marks = [pytest.mark.racy] if RACY.search(code) else []
+            marks += [pytest.mark.slow] * (page.name != "README.md")
+            marks += [WITH_TRITON] if "import triton\n" in code else []
             yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}", marks=marks)
 
 
@@ -53,7 +57,8 @@ def test_pages_have_examples():
 # ---- links ----
 
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/README.md")]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKING += [*ROOT.glob("docs/**/README.md"), *ROOT.glob("docs/vendor/*.md")]
 
 
 def anchors(page):
@@ -127,6 +132,7 @@ def test_copy(openreg_device):
 }
 
 
+@pytest.mark.slow
 def test_ci_recipe_finds_what_its_page_shows(tmp_path):
     for name, text in LIBRARY.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -166,6 +172,18 @@ def test_ci_recipes_name_the_versions_of_the_build():
 
 
 # ---- README.md ----
+
+
+@WITH_TRITON
+def test_report_of_readmes_kernel_is_the_one_it_shows(tmp_path):
+    (code,) = (code for code in EXAMPLE.findall(README.read_text()) if "import triton\n" in code)
+    (tmp_path / "total.py").write_text(code)
+    command = "python -m torch_openreg run --sanitize total.py"
+    shown = README.read_text().partition(f"$ {command}\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown and shown in done.stderr
 
 
 def settings_in_the_code():

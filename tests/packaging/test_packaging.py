@@ -109,9 +109,10 @@ def test_wheel_is_small_and_for_platforms_with_its_symbols(wheel):
     version = "{}{}".format(*sys.version_info[:2])
     tags = rf"cp{version}-cp{version}-manylinux_2_\d+_{os.uname().machine}\.whl"
     assert re.fullmatch(rf"torch_openreg-{PLAIN}\+pt{MINOR}-{tags}", wheel.name)
-    assert wheel.stat().st_size < 2 * 2**20
+    assert wheel.stat().st_size < 3 * 2**20
 
 
+@pytest.mark.slow
 def test_only_the_wheel_for_an_index_names_the_pytorch_in_its_version(sdist, installed):
     assert sdist.name == f"torch_openreg-{PLAIN}.tar.gz"
     with tarfile.open(sdist) as archive:
@@ -139,6 +140,7 @@ def test_wheel_metadata_has_license_and_entry_points(wheel):
     assert re.search(r"\[pytest11\]\s+pytest_openreg = pytest_openreg", entry_points)
 
 
+@pytest.mark.slow
 def test_installed_wheel_is_loaded_by_import_torch(installed):
     program = """
 import torch, sys
@@ -174,18 +176,20 @@ int main(void) {
 """
 
 
+@pytest.mark.slow
 def test_installed_demo_counts_as_a_program_of_the_user(installed, tmp_path):
     shutil.copytree(installed, tmp_path / "site-packages")
     program = """
 import torch
 from torch_openreg import _demo
-from torch_openreg.openreg.sanitizer._reports import Frame, user_frame
+from torch_openreg.openreg.sanitizer._frames import Frame, user_frame
 frames = (Frame(torch.nn.__file__, 1, "forward"), Frame(_demo.__file__, 39, "train"))
 print("site-packages" in _demo.__file__, user_frame(frames).name)
 """
     assert python(tmp_path / "site-packages", program) == "True train\n"
 
 
+@pytest.mark.slow
 def test_c_program_uses_installed_header_and_library(installed, tmp_path):
     program = "import torch_openreg as o; print(o.get_include()); print(o.get_library_dir())"
     include, library = python(installed, program).splitlines()
@@ -199,6 +203,7 @@ def test_c_program_uses_installed_header_and_library(installed, tmp_path):
     assert "[libopenreg.so.0]" in needed and "[libopenreg.so]" not in needed
 
 
+@pytest.mark.slow
 def test_python_process_has_one_runtime(installed):
     """By the name alone ctypes gets the one that the shim has loaded."""
     program = """
@@ -318,6 +323,10 @@ def test_requirements_are_pinned():
     )
     required = importlib.metadata.requires("torch_openreg")
     required.remove(f"torch=={MINOR}.*")
+    tritons = [requirement for requirement in required if requirement.startswith("triton")]
+    assert len(tritons) == 2  # two extras; which one fits PyTorch decides
+    assert all(re.match(r"triton<[\d.]+,>=[\d.]+;", requirement) for requirement in tritons)
+    required = [requirement for requirement in required if requirement not in tritons]
     for requirement in [*build_requires, *build, *tools, *required]:
         assert re.match(r"[\w-]+==[\d.]+($|;| )", requirement), requirement
     assert set(build_requires) <= set(build)
@@ -389,6 +398,7 @@ def pip(python, *arguments):
     return run(command, env=environment, cwd=ROOT.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", [[], ["--no-build-isolation"]], ids=["isolated", "not"])
 def test_pip_builds_with_the_installed_pytorch(sdist, folder_of_wheels, isolation, tmp_path):
     """It can fetch no other one."""

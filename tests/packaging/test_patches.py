@@ -38,6 +38,7 @@ REGISTERED = (
     "*.is_openreg",
     "*.OPENREG",
     "*.PrivateUse1",
+    "torch._*.callback_handler",
     "torch._C._autograd.DeviceType.*",
     "torch._C._profiler.ProfilerActivity.*",
     "torch._dynamo.device_interface.device_interfaces",
@@ -55,7 +56,11 @@ REGISTERED = (
     "torch.nn.attention.flex_attention.flex_attention_hop",
     "torch.testing._internal.common_*",
 )
-FOUND_BY_CUDA = ("torch._inductor.cudagraph_trees.*", "torch.utils.cpp_extension.CUDA_HOME")
+FOUND_BY_CUDA = (
+    "torch._dynamo.variables.torch.supported_ctx_manager_classes",
+    "torch._inductor.cudagraph_trees.*",
+    "torch.utils.cpp_extension.CUDA_HOME",
+)
 
 
 def page():

@@ -63,10 +63,16 @@ def test_ppe_runtime_is_registered():
     "imports",
     [
         "import torch, pytorch_pfn_extras as ppe",
-        "import pytorch_pfn_extras as ppe",
-        "import pytorch_pfn_extras.runtime, pytorch_pfn_extras as ppe",
-        "from pytorch_pfn_extras.runtime import runtime_registry; import pytorch_pfn_extras as ppe",
-        "import torch_openreg.ppe, pytorch_pfn_extras as ppe",
+        *(
+            pytest.param(imports, marks=pytest.mark.slow)
+            for imports in (
+                "import torch_openreg.ppe, pytorch_pfn_extras as ppe",
+                "import pytorch_pfn_extras as ppe",
+                "import pytorch_pfn_extras.runtime, pytorch_pfn_extras as ppe",
+                "from pytorch_pfn_extras.runtime import runtime_registry; "
+                "import pytorch_pfn_extras as ppe",
+            )
+        ),
     ],
 )
 def test_ppe_runtime_is_registered_by_importing_ppe(run_ok, imports):
@@ -84,6 +90,7 @@ def test_ppe_runtime_is_registered_by_importing_ppe(run_ok, imports):
     assert out.split() == ["True", "False", "OpenRegRuntime", "[]"]
 
 
+@pytest.mark.slow
 def test_ppe_runtime_is_registered_where_the_device_comes_later(run_ok):
     out = run_ok(
         """
@@ -122,9 +129,12 @@ def test_import_without_the_library_names_the_remedy(run_ok, module, package, na
         except ImportError as error:
             print(error)
     """)
-    assert out == f"torch_openreg.{module} needs {name}: pip install 'torch_openreg[{module}]'\n"
+    assert out == (
+        f"torch_openreg.{module} needs {name}\n  help: pip install 'torch_openreg[{module}]'\n"
+    )
 
 
+@pytest.mark.slow
 def test_ppe_runtime_import_uses_no_device(run_ok):
     out = run_ok("""
         import torch, torch_openreg.ppe

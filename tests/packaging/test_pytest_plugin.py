@@ -60,6 +60,7 @@ def replays(done):
     return [shlex.split(line.partition(" pytest ")[2]) for line in lines]
 
 
+@pytest.mark.slow
 def test_schedules_show_a_race_and_how_to_replay_it(suite):
     done = suite(RACY, "--openreg-schedules=24")
     outcomes = done.parseoutcomes()
@@ -94,6 +95,7 @@ class TestIt:
 """
 
 
+@pytest.mark.slow
 def test_replay_command_repeats_a_failure_in_a_fresh_shell(suite, pytester, monkeypatch):
     """From another folder than the root, with the settings, whatever the project's addopts say."""
     pytester.makeini("[pytest]\naddopts = --openreg-schedules=24 --openreg-schedules-all -q")
@@ -158,6 +160,7 @@ def test_replay_command_names_one_parameter_of_a_test(suite):
     suite("", *second[-3:]).assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.slow
 def test_search_shows_a_race_and_how_to_replay_it(suite):
     done = suite(RACY, "--openreg-preemptions=1")
     done.assert_outcomes(passed=4, failed=1)
@@ -175,6 +178,7 @@ def test_search_shows_a_race_and_how_to_replay_it(suite):
     assert replays(again) == [replay]
 
 
+@pytest.mark.slow
 def test_search_replays_a_test_with_parameters(suite):
     text = RACY.replace(
         "def test_racy(openreg_device)",
@@ -228,6 +232,7 @@ def test_always_skips(way):
 """
 
 
+@pytest.mark.slow
 def test_search_compares_skips_and_subtests(suite):
     done = suite(SKIPS, "--openreg-preemptions=1", "-rA")
     fails = [line for line in done.outlines if " fails under tape:" in line]
@@ -271,6 +276,7 @@ def pytest_pyfunc_call(pyfuncitem):
 """
 
 
+@pytest.mark.slow
 def test_search_runs_async_tests_as_their_plugin_does(suite, pytester):
     pytester.makeconftest(RUNS_ASYNC)
     suite(ASYNC, "--openreg-preemptions=0").assert_outcomes(passed=2, failed=2)
@@ -297,6 +303,7 @@ def test_plugin_without_options_changes_nothing(suite):
     )
 
 
+@pytest.mark.slow
 def test_schedules_keep_fixtures_classes_and_marks(suite):
     """Each run is a test of its own, whatever else pytest makes of it."""
     text = """
@@ -353,6 +360,7 @@ class TestAll:
     done.stdout.fnmatch_lines(["test_it.py::TestAll::test_fixture fails under early, 0, 1"])
 
 
+@pytest.mark.slow
 def test_schedules_skip_tests_without_the_mark_unless_all(suite):
     text = """
 import unittest
@@ -382,6 +390,7 @@ class TestUnit(unittest.TestCase):
     done.stdout.fnmatch_lines([said + "1"])
 
 
+@pytest.mark.slow
 def test_schedules_start_from_the_same_random_state(suite):
     text = """
 import pytest
@@ -415,6 +424,7 @@ def test_follows(openreg_device):
     done.stdout.fnmatch_lines(["*ERROR at teardown of test_fails*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--openreg-sanitizer", "--openreg-seed=late"])
 def test_sync_debug_mode_of_a_test_does_not_apply_to_the_plugin(suite, option):
     text = """
@@ -567,7 +577,7 @@ test_swallows()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("by", ["option", "setting"])
+@pytest.mark.parametrize("by", ["option", pytest.param("setting", marks=pytest.mark.slow)])
 def test_race_fails_its_own_test(suite, monkeypatch, by):
     if by == "setting":
         monkeypatch.setenv("OPENREG_SANITIZER", "1")
@@ -668,6 +678,7 @@ def test_mistake_is_shown_once_without_frames_of_the_tool(suite, pytester, monke
     assert sum("nothing orders it with" in text and "called from" in text for text in texts) == 4
 
 
+@pytest.mark.slow
 def test_race_outside_of_tests_fails_the_run(suite):
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_good", "-n1")
     done.assert_outcomes(passed=1, deselected=done.parseoutcomes().get("deselected", 0))
@@ -831,6 +842,7 @@ def test_annotations_name_a_test_that_fails_under_a_schedule(suite):
     assert annotations(done) == [f"::error {place}::{said}%0A{replay}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 2])
 def test_annotations_name_each_race_once(suite, pytester, monkeypatch, processes):
     """One for a race, however often it is reported; paths are from the root of the repository."""
@@ -882,7 +894,7 @@ def properties(pytester):
     }
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_junit_names_the_seed_that_failed(suite, pytester, processes):
     arguments = ["--openreg-seed=late", "--junitxml=junit.xml"]
     if processes:
@@ -918,6 +930,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 def test_plugin_names_the_setting_for_tests_that_skip_without_cuda(suite, monkeypatch):
     monkeypatch.delenv("OPENREG_AS_CUDA", raising=False)
     done = suite(CUDA_ONLY, "--openreg-schedules=1")

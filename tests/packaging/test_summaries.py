@@ -142,3 +142,37 @@ def test_summary_reports_what_was_seen(run, pytester, tool, uses):
     expected = SUMMARIES[tool][not uses]
     said = tool(run, pytester, uses)
     assert re.search(expected, said), said
+
+
+GRAPH = """
+import sys
+import torch
+
+def test_graph():
+    x, graph = torch.ones(4, device="openreg"), torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        y = x + 1
+    graph.replay()
+    assert y.sum().item() == 8
+
+if len(sys.argv) == 1:  # the graph is a child's
+    import subprocess
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+elif sys.argv[1] == "child":
+    test_graph()
+"""
+OF_GRAPHS = """\
+of graphs: freed and replaced inputs, reads before the first replay,
+  outputs of graphed functions, captured first calls
+not watched: an output of a program's own graph that is kept over a replay
+"""
+
+
+@pytest.mark.slow
+def test_summary_reports_what_was_watched_of_graphs(run, pytester):
+    path = pytester.makepyfile(program=GRAPH)
+    done = run("", arguments=("-m", "torch_openreg", "run", "--sanitize", path))
+    lines = "".join(f"torch_openreg:   {line}\n" for line in OF_GRAPHS.splitlines())
+    assert done.code == 0 and lines in done.err, done.err
+    assert OF_GRAPHS in suite(pytester, GRAPH, "--openreg-sanitizer")
+    assert "graphs" not in run_sanitize(run, pytester, uses=True)

@@ -1,12 +1,15 @@
 """docs/catalogue.md: each bug is found by what its table says, and its right form by nothing."""
 
 import ast
+import itertools
 import linecache
 import re
 from pathlib import Path
 
 import pytest
 from corpus import BUGS, FAMILIES, measure, sharded
+
+from torch_openreg.openreg.sanitizer import _advice
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -53,16 +56,42 @@ def faults(report):
         "its memory has no name": report.subject.name is not None or report.earlier.node,
         "its size or dtype is not there": report.subject.size > 0,
         "no place of the user's": report.place and Path(report.place[0]).parent == CORPUS,
-        "no help": bool(report.help),
-        "its help is no code": all(map(is_code, report.help)),
+        "no help": report.help or _advice.words(report),
+        "its help has names of other lines": not foreign_names(report),
         "a summary of more lines": "\n" not in report.summary(),
     }
     return [fault for fault, holds in checks.items() if not holds]
 
 
-def is_code(help):
-    ast.parse(help.code)
-    return "_of_the_first" not in help.code
+def names_in(nodes):
+    """The names that these nodes use and bind."""
+    for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
+        if isinstance(node, ast.Name | ast.arg | ast.FunctionDef | ast.ClassDef | ast.alias):
+            yield getattr(node, "id", None) or getattr(node, "arg", None) or node.name
+
+
+def known_names(help):
+    """Those of the functions around the line of a help, and of its module."""
+    tree = ast.parse(Path(help.filename).read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    around = [n for n in functions if n.lineno <= help.line <= n.end_lineno]
+    outside = [ast.Name(n.name) if isinstance(n, ast.FunctionDef) else n for n in tree.body]
+    return set(names_in(around + outside))
+
+
+def foreign_names(report):
+    """The names in lines to paste that mean nothing there, such as those of another function."""
+    for group in report.helps:
+        made = {}  # by its own lines, of a function
+        for help in group:
+            known, code = known_names(help), ast.parse(help.code)
+            bound = {n.id for n in ast.walk(code) if isinstance(getattr(n, "ctx", 0), ast.Store)
+                     and isinstance(n, ast.Name)}  # fmt: skip
+            made |= dict.fromkeys(bound, known)
+            for name in set(names_in([code])) - known - bound - {"torch"}:
+                if made.get(name) != known:
+                    return name
+    return None
 
 
 @EACH

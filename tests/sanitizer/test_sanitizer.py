@@ -357,6 +357,7 @@ def test_host_waits_of_every_kind_order_the_caller():
 FORGOTTEN = {None: "", "record_stream": ".record_stream(", "wait_event": ".wait_stream("}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", FORGOTTEN)
 def test_digits_example_is_reported_where_it_lacks_a_call(call, run, tmp_path):
     """It fetches its batches on a side stream. That it is watched shows where it forgets a call."""

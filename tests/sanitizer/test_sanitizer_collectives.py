@@ -1,6 +1,7 @@
 """A collective is beside its stream: ``torch.openreg.sanitizer`` says who waits for none."""
 
 import datetime
+import linecache
 import time
 import warnings
 
@@ -90,6 +91,35 @@ def rank_broadcast(rank, reads):
         return [(r.later.operator, r.earlier.operator) for r in sanitizer.reports()]
 
 
+def start(tensors):
+    works = []
+    for tensor in tensors:
+        work = dist.all_reduce(tensor, async_op=True)
+        works.append(work)
+    return works
+
+
+def rank_works_of_another_function(rank):
+    def finish(works, tensors):
+        for work in works:
+            for tensor in tensors:
+                tensor.add_(1)  # in its loop
+            work.wait()
+
+    with warnings.catch_warnings(), sanitizer.enable("warn"):
+        warnings.simplefilter("ignore")
+        tensors = [torch.ones(100, device=DEVICE)]
+        finish(start(tensors), tensors)
+        tensors[0].add_(1)
+        works = start(tensors)
+        tensors[0].mul_(2)  # `works`, not `work`
+        works[0].wait()
+        return [
+            ([(h.where, h.code, linecache.getline(*h[1:3]).strip()) for h in r.help], str(r))
+            for r in sanitizer.reports()
+        ]
+
+
 def test_collective_without_a_wait_is_reported(tmp_path):
     ranks = Ranks(1, tmp_path)
     advice = "work.wait() before aten::add_.Tensor, work being what all_reduce returned"
@@ -105,5 +135,8 @@ def test_collective_without_a_wait_is_reported(tmp_path):
         assert ranks.run(rank_broadcast, False) == [[("aten::add_.Tensor", "broadcast")]]
         assert ranks.run(rank_forgotten_collective) == [[]]
         assert ranks.run(rank_collective_error) == [200.0]
+        ((looped, _), (unnamed, text)) = ranks.run(rank_works_of_another_function)[0]
+        assert looped == [("before", "work.wait()", "for tensor in tensors:")]
+        assert unnamed == [] and "wait() of what the collective has returned" in text
     finally:
         ranks.close()

@@ -214,3 +214,16 @@ def test_forked_child_inherits_no_reports_and_no_errors(run_ok):
             assert (torch.ones(3, device="openreg") + 1).sum().item() == 6
         """
     )
+
+
+def test_error_of_a_thread_of_autograd_has_its_report():
+    x, w = (torch.ones(9, device=DEVICE, requires_grad=grad) for grad in (True, False))
+    loss, side = (x * w).sum(), openreg.Stream()
+    side.wait_stream(openreg.current_stream())
+    sanitizer.enable("error")
+    with side:
+        w.data.add_(1)
+    with pytest.raises(sanitizer.DataRaceError) as error:
+        loss.backward()
+    assert [error.value.report] == sanitizer.reports()
+    assert error.value.report.later.node == "MulBackward0"

@@ -161,7 +161,7 @@ if "frees" in sys.argv:
 
 
 @pytest.mark.parametrize("frees", [True, False])
-@pytest.mark.parametrize("tool", [True, False])
+@pytest.mark.parametrize("tool", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_end_of_program_judges_what_it_has_freed(tmp_path, tool, frees):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -108,23 +108,23 @@ def test_refused_operator_leaves_no_access_behind():
     assert len(sanitizer.reports()) == 2
 
 
+@pytest.mark.slow
 def test_reports_beyond_a_thousand_come_and_are_not_kept():
     side = openreg.Stream()
-    a = torch.ones(1010, device=DEVICE)
+    a = torch.ones(1020, device=DEVICE)
     sanitizer.enable("error", stacks=False)
     a.add_(1)
     for i in range(1010):
         with side, pytest.raises(sanitizer.DataRaceError, match=r"^data race on openreg:0"):
             a[i : i + 1].add_(1)
     assert len(sanitizer.reports()) == 1000
-    sanitizer.clear()
     sanitizer.enable("warn", stacks=False)
     a.add_(1)
     with warnings.catch_warnings(record=True) as calls, side:
         warnings.simplefilter("always")
-        for i in range(1010):
+        for i in range(1010, 1020):  # a pair at one address is reported once
             a[i : i + 1].add_(1)
-    assert len(calls) == 1010 and str(calls[-1].message).startswith("data race on openreg:0")
+    assert len(calls) == 10 and str(calls[-1].message).startswith("data race on openreg:0")
     assert len(sanitizer.reports()) == 1000
 
 

@@ -27,6 +27,7 @@ from multiprocessing.pool import ThreadPool
 import pytest
 import torch
 from race_pairs import DEVICE, found, openreg, sanitizer
+from torch.multiprocessing.reductions import reduce_tensor
 
 pytestmark = [pytest.mark.usefixtures("watching"), pytest.mark.racy]
 
@@ -518,6 +519,16 @@ class Cached:
         return 1
 
 
+@functools.cache
+def _shared():
+    return torch.empty(1, device="openreg")
+
+
+def _share():
+    with torch.openreg.Stream():  # whose order the record of the export is in
+        reduce_tensor(_shared())
+
+
 OWN = {
     "threading": lambda: None,
     "logging": lambda: logging.getLogger("openreg.test").error("said"),
@@ -526,6 +537,8 @@ OWN = {
     "print": lambda: print("printed", flush=True),
     "tempfile": lambda: tempfile.NamedTemporaryFile().close(),
     "executors": lambda: ThreadPoolExecutor(1).submit(int),
+    "sharing": _share,
+    "ipc_collect": torch.openreg.ipc_collect,
 }
 
 

@@ -53,6 +53,7 @@ def assert_right(fn, seeds=SEEDS):
 # ---- wrong programs ----
 
 
+@pytest.mark.simulated_device("no completion comes from outside of its schedules")
 @pytest.mark.racy
 def test_missing_wait_shows_both_results_and_the_seeds():
     found = explore(race, schedules=24)
@@ -79,6 +80,7 @@ def test_program_with_its_wait_has_one_result():
     assert found.ok and " on 2 streams, one result\n" in str(found), found
 
 
+@pytest.mark.simulated_device("no completion comes from outside of its schedules")
 def test_seed_means_the_same_in_another_process(run_ok):
     """In new ones: here, a thread that an earlier test has left may call the API at any moment."""
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, schedules=24))"

@@ -10,6 +10,7 @@ from torch_openreg import _C
 
 testing = torch.openreg.testing
 explore, schedule = testing.explore, testing.schedule
+pytestmark = pytest.mark.simulated_device("no completion comes from outside of its schedules")
 
 
 # ---- all schedules with few preemptions ----
@@ -200,6 +201,10 @@ def test_search_does_not_depend_on_what_its_runs_keep():
     assert outcomes(keeps) == outcomes(found) and len(kept) == found.runs
 
 
+def lies_in(segments, address):
+    return any(0 <= address - s["address"] < s["total_size"] for s in segments)
+
+
 def test_memory_from_before_is_handed_out_again_after_a_schedule():
     alive = [torch.ones(128, device="openreg") for _ in range(3)]
     gap = alive[1].data_ptr()
@@ -208,9 +213,8 @@ def test_memory_from_before_is_handed_out_again_after_a_schedule():
     with schedule("early"):
         before = torch.openreg.memory_snapshot()  # of what it has not given back
         inside = torch.ones(128, device="openreg").data_ptr()
-        assert not any(0 <= inside - s["address"] < s["total_size"] for s in before)
-        assert any(0 <= gap - s["address"] < s["total_size"] for s in before)
-    assert torch.ones(128, device="openreg").data_ptr() == gap
+        assert not lies_in(before, inside) and lies_in(before, gap)
+    assert lies_in(before, torch.ones(128, device="openreg").data_ptr())
 
 
 @pytest.mark.racy
@@ -270,7 +274,7 @@ def test_tape_setting_replays_a_tape(run_ok):
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, preemptions=1))"
     text = run_ok(program, {"OPENREG_SANITIZER": "0"})
     tape = re.search("OPENREG_SCHEDULE_TAPE=(.*)", text)[1]
-    value = re.search(rf"'tape:{tape}'.*: (\S+)\n", text)[1]
+    value = re.search(rf"(?s)'tape:{tape}'.*?:\s+(\S+)\n", text)[1]
     environment = {"OPENREG_SCHEDULE_TAPE": tape, "OPENREG_SANITIZER": "0"}
     for _ in range(2):
         assert run_ok(f"{MISSING_WAIT}\nprint(race())", environment) == f"{value}\n"
@@ -415,7 +419,8 @@ def test_search_prints_a_race_that_no_result_shows():
     if _C._sanitizer_active():
         return
     for found in (by_seeds, search):
-        assert " agree, but the sanitizer reports under 'early':\n" in str(found)
+        said = " ".join(str(found).split())
+        assert " agree, but the sanitizer reports under 'early': " in said
         assert "\nerror: data race on openreg:0" in str(found)
         assert [report.later.operator for report in found.races] == ["aten::add_.Tensor"]
     right = explore(lambda: adds_twice(wait=True), 20)

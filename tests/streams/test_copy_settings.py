@@ -18,11 +18,13 @@ def repeat(run, settings, *names):
     assert " passed" in done.out
 
 
+@pytest.mark.slow
 @two_devices
 def test_copy_tests_pass_without_peer_access(run):
     repeat(run, {"OPENREG_PEER_ACCESS": "0"}, "test_copy.py", "test_copy_order.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["libvendor.so", "libvendor_nomap.so"])
 def test_copy_tests_pass_on_a_plugins_devices(run, plugins, library):
     repeat(run, {"OPENREG_PLUGIN": str(plugins / library)}, "test_copy.py")

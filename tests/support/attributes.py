@@ -42,6 +42,8 @@ BUILTIN = (
 
 
 def is_of_package(value):
+    if isinstance(value, functools.partial):
+        value = value.func
     if isinstance(value, types.FunctionType):
         return f"/{PACKAGE}/" in value.__code__.co_filename
     kind = value if isinstance(value, type) else type(value)
@@ -127,7 +129,7 @@ def set_up(steps):
             importlib.import_module(name)
         torch.ones(1, device="openreg" if package else "cpu")
         if package:
-            importlib.import_module(f"{PACKAGE}._compile.replay")
+            importlib.import_module(f"{PACKAGE}._compile.inductor")
 
 
 def main(out, known="-", *steps):

@@ -5,26 +5,7 @@ An entry names test functions as `file::Class::function`, or one operator or par
 entry has to hold: one of whose tests none fails any more is stale, and an error.
 """
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-
-INHERENT = "inherent"  # no backend outside of PyTorch's tree can meet it
-TO_MEND = "to mend"  # a fault of this device
-
-
-@dataclass(frozen=True)
-class Declared:
-    tests: str
-    reason: str
-    status: str = INHERENT
-
-    def covers(self, unit):
-        return any(
-            fnmatchcase(name, pattern)
-            for name in (unit, unit.partition("(")[0])
-            for pattern in self.tests.split()
-        )
-
+from support.declarations import Declared
 
 BY_DATA = (
     "expects an error that data decides at the call; the test leaves CUDA out by its name, as its "
@@ -195,11 +176,11 @@ DECLARED = (
     Declared(
         "test_nestedtensor.py::TestNestedTensorSubclass::test_dummy_mha_with_nt",
         "PyTorch finds no kernel of attention for nested tensors of this device",
-        TO_MEND,
+        to_mend=True,
     ),
     Declared(
         "test_ops.py::TestCommon::test_dtypes(nn_functional_max_pool1d)",
         "takes integers, by way of `max_pool2d`, where the CPU's kernel refuses them",
-        TO_MEND,
+        to_mend=True,
     ),
 )

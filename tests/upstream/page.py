@@ -5,7 +5,6 @@ import os
 import torch
 
 from . import results
-from .declared import INHERENT, TO_MEND
 
 MARK = "## Results\n"  # what is before it is written by hand
 
@@ -20,9 +19,9 @@ def _numbers(tests, rows, lost):
         yield f"| {file} | cannot be imported: {why.splitlines()[0]} |" + " |" * 5
 
 
-def _reasons(entries, tests, status):
-    """Those of a status, the one with most tests first."""
-    found = [(entry, rows) for entry, rows in entries.items() if entry.status == status]
+def _reasons(entries, tests, to_mend):
+    """Of one kind, the one with most tests first."""
+    found = [(entry, rows) for entry, rows in entries.items() if entry.to_mend == to_mend]
     for entry, rows in sorted(found, key=lambda pair: -len(pair[1])):
         names = "<br>".join(f"`{name}`" for name in entry.tests.split())
         count = results.functions(rows, tests)
@@ -44,11 +43,11 @@ def write(path, tree, tests, rows, lost, build, entries):
         lines.append(f"{older:,} of these results are of an earlier build of the package.\n")
     lines.append("## What fails here alone\n")
     lines.append(f"{len(alone):,} tests of {results.functions(alone, tests)} functions.\n")
-    for status, title in (
-        (INHERENT, "No backend outside of PyTorch's tree can meet them"),
-        (TO_MEND, "Faults of this device, to mend"),
+    for to_mend, title in (
+        (False, "No backend outside of PyTorch's tree can meet them"),
+        (True, "Faults of this device, to mend"),
     ):
-        table = list(_reasons(entries, tests, status))
+        table = list(_reasons(entries, tests, to_mend))
         lines += [
             f"### {title}\n",
             "| tests | functions | tests | reason |",

@@ -4,7 +4,10 @@ import collections
 import fcntl
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+
+from support import declarations
+from support.declarations import Outcome
 
 from .worker import DEVICE
 
@@ -70,27 +73,17 @@ def unit(file, test, function):
 def judge(tests, rows, declared):
     """`tests`: {file: {test: function}} of all files. What is wrong with the rows, as sentences,
     and {entry: rows that it covers}."""
-    units = {(f, t): unit(f, t, fun) for f, names in tests.items() for t, fun in names.items()}
-    alone = {key: row for key, row in rows.items() if key in units and row.kind == "alone"}
-    wrong, covered = [], collections.defaultdict(list)
-    for key, row in alone.items():
-        entries = [entry for entry in declared if entry.covers(units[key])]
-        for entry in entries:
-            covered[entry].append(row)
-        if not entries:
-            first = row.message.partition("\n")[0][:200]
-            wrong.append(f"{row.file} {row.test} {row.outcome} here alone: {first}")
-    for one in (replace(entry, tests=name) for entry in declared for name in entry.tests.split()):
-        if one.tests.partition("::")[0] not in tests or any(
-            one.covers(units[key]) for key in alone
-        ):
-            continue
-        keys = [key for key, name in units.items() if one.covers(name)]
-        if not keys:
-            wrong.append(f"stale declaration: {one.tests}: there is no such test")
-        elif all(key in rows for key in keys):
-            wrong.append(f"stale declaration: {one.tests}: none of them fails ({one.reason})")
-    return wrong, covered
+    outcomes = {}
+    for file, names in tests.items():
+        for test, function in names.items():
+            name, row = unit(file, test, function), rows.get((file, test))
+            one = outcomes[file, test] = Outcome((name, name.partition("(")[0]), failed=None)
+            if row is not None:
+                first = row.message.partition("\n")[0][:200]
+                one.failed = row.kind == "alone"
+                one.said = f"{file} {test} {row.outcome} here alone: {first}"
+    wrong, covered = declarations.judge(outcomes, declared, lambda p: p.partition("::")[0] in tests)
+    return wrong, {entry: [rows[key] for key in keys] for entry, keys in covered.items() if keys}
 
 
 COLUMNS = ("run", "passed", "skipped", "fails on both", "fails here alone", "left")

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from .. import _C, openreg
+from .. import _C, _registration, openreg
 from . import _distributed, _library, _names, _places, _tensors
 
 VARIABLE = "OPENREG_AS_CUDA"
@@ -21,20 +21,21 @@ _installed = False
 def _refuse(force):
     if torch.cuda.is_initialized():
         raise RuntimeError(
-            "torch_openreg.as_cuda(): this process has used CUDA already: call it before anything "
-            "does"
+            "torch_openreg.as_cuda(): this process has used CUDA already\n"
+            "  help: call it before anything does"
         )
     if "torch_openreg._compile.inductor" in sys.modules:
         raise RuntimeError(
-            "torch_openreg.as_cuda(): this process has imported Inductor (torch._inductor), which "
-            "keeps the device's name: call it before anything is compiled, and before a "
-            "library that imports Inductor (run --as-cuda and OPENREG_AS_CUDA=1 do)"
+            "torch_openreg.as_cuda(): this process has imported Inductor (torch._inductor),\n"
+            "  which keeps the device's name\n"
+            "  help: call it before anything is compiled, and before a library that imports it\n"
+            "        (run --as-cuda and OPENREG_AS_CUDA=1 do)"
         )
     if _C._may_have_gpu() and not force:
         raise RuntimeError(
-            "torch_openreg.as_cuda(): this machine seems to have a GPU, which the process could "
-            "then not use: as_cuda(force=True), run --as-cuda --force or OPENREG_AS_CUDA=force if "
-            "that is meant"
+            "torch_openreg.as_cuda(): this machine seems to have a GPU,\n"
+            "  which the process could then not use\n"
+            "  help: as_cuda(force=True), run --as-cuda --force or OPENREG_AS_CUDA=force allow it"
         )
 
 
@@ -61,8 +62,8 @@ def install(force):
     _refuse(force)
     if not _C._take_cudas_name():
         raise RuntimeError(
-            f"torch_openreg.as_cuda(): PyTorch {torch.__version__} has no replaceable function "
-            "for the device's name; nothing was changed"
+            f"torch_openreg.as_cuda(): PyTorch {torch.__version__} has no replaceable\n"
+            "  function for the device's name; nothing was changed"
         )
     _installed = True
     os.environ[VARIABLE] = "force" if force else "1"  # for child processes
@@ -71,6 +72,8 @@ def install(force):
     _tensors.install()
     _places.install()
     _library.install()
+    # PyTorch has a backend for the name, which it would take.
+    _registration.register_for_inductor()
     if torch.distributed.is_available():
         _distributed.install()
 

@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .._patches import replace, wrap
+from ..openreg._utils import OWN_NAME
 from ._names import refusing
 
-_OURS = "openreg"
+_OURS = OWN_NAME
 
 
 def install():
@@ -28,17 +29,13 @@ def install():
     wrap(f"{where}.BackendConfig.__init__", _translate)
 
 
-def _translate(init):
-    def init_with_ours(self, backend):
-        init(self, backend)
-        # Done here because PyTorch 2.15 registers its NCCL at the first group.
-        c10d.Backend.backend_type_map[c10d.Backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
-        for device, name in self.device_backend_map.items():
-            if name == c10d.Backend.NCCL:
-                self.device_backend_map[device] = _OURS
-        if str(backend) == c10d.Backend.UNDEFINED and "cuda" in self.device_backend_map:
-            self.device_backend_map["cpu"] = (
-                c10d.Backend.GLOO
-            )  # as where the device has its own name
-
-    return init_with_ours
+def _translate(init, config, backend):
+    init(config, backend)
+    # Done here because PyTorch 2.15 registers its NCCL at the first group.
+    c10d.Backend.backend_type_map[c10d.Backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
+    backends = config.device_backend_map
+    for device, name in backends.items():
+        if name == c10d.Backend.NCCL:
+            backends[device] = _OURS
+    if str(backend) == c10d.Backend.UNDEFINED and "cuda" in backends:
+        backends["cpu"] = c10d.Backend.GLOO  # as where the device has its own name

@@ -1,8 +1,8 @@
 """Refuses extensions that contain CUDA code: there is no compiler for it."""
 
-import functools
+from torch.utils import cpp_extension
 
-from .._patches import wrap
+from .._patches import replace, wrap
 from ._names import refusal, refusing
 
 _EXTENSION = "torch.utils.cpp_extension.CUDAExtension"
@@ -18,18 +18,14 @@ def _with_cuda(arguments):
     )
 
 
-def _refuse_cuda(original):
+def _refuse_cuda(original, *args, **kwargs):
     name = original.__name__
     order = ("name", "sources") if name == "load" else ("name", "cpp_sources", "cuda_sources")
-
-    def load(*args, **kwargs):
-        if _with_cuda({**dict(zip(order, args, strict=False)), **kwargs}):
-            raise refusal(f"torch.utils.cpp_extension.{name} of CUDA sources")
-        return original(*args, **kwargs)
-
-    return load
+    if _with_cuda({**dict(zip(order, args, strict=False)), **kwargs}):
+        raise refusal(f"torch.utils.cpp_extension.{name} of CUDA sources")
+    return original(*args, **kwargs)
 
 
 wrap("torch.utils.cpp_extension.load", _refuse_cuda)
 wrap("torch.utils.cpp_extension.load_inline", _refuse_cuda)
-wrap(_EXTENSION, functools.partial(refusing, _EXTENSION))
+replace(_EXTENSION, refusing(_EXTENSION, cpp_extension.CUDAExtension))

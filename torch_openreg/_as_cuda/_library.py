@@ -132,33 +132,31 @@ def _exclude_autocast_of_the_device():
     replace("torch._C._ExcludeDispatchKeyGuard", guard_for_device)
 
 
+def _forget(destroy, library):
+    member = library.__dict__.pop("_member", None)
+    destroy(library)
+    if member is not None:
+        member.end()
+
+
 def install():
     said_before = frozenset(torch.library._impls)
 
-    def impl_for_device(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
-        key = dispatch_key or self.dispatch_key
-        name = self._resolve_op_name(op_name, "impl").split("::")[-1]
+    def impl_for_device(_, library, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
+        key = dispatch_key or library.dispatch_key
+        name = library._resolve_op_name(op_name, "impl").split("::")[-1]
         way = contextlib.nullcontext()
         if key in KEYS.values():
-            member = _Member.of(self)
+            member = _Member.of(library)
             way = member.place(name, key).give_way(member.number)
         with way:
-            _impl(self, op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
-        if key not in KEYS or f"{self.ns}/{name}/{KEYS[key]}" in said_before:
+            _impl(library, op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
+        if key not in KEYS or f"{library.ns}/{name}/{KEYS[key]}" in said_before:
             return
-        if _is_for_the_device(f"{self.ns}::{name}", KEYS[key], fn):
-            member = _Member.of(self)
+        if _is_for_the_device(f"{library.ns}::{name}", KEYS[key], fn):
+            member = _Member.of(library)
             member.place(name, KEYS[key]).add(member.number, op_name, fn, with_keyset)
 
-    def forgetting(destroy):
-        def destroy_for_device(self):
-            member = self.__dict__.pop("_member", None)
-            destroy(self)
-            if member is not None:
-                member.end()
-
-        return destroy_for_device
-
-    wrap("torch.library.Library.impl", lambda _: impl_for_device)
-    wrap("torch.library.Library._destroy", forgetting)
+    wrap("torch.library.Library.impl", impl_for_device)
+    wrap("torch.library.Library._destroy", _forget)
     _exclude_autocast_of_the_device()

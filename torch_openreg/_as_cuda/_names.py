@@ -19,6 +19,7 @@ import torch.cuda
 
 from .. import _C, openreg
 from .._patches import replace
+from ..openreg import _messages
 
 _BY_NAME = "in this process cuda is the simulated device openreg"
 
@@ -61,7 +62,8 @@ def refusal(name, defined=None):
         if any(f"{known}.".startswith(f"{prefix}.") for known in (name, defined or name))
     ]
     instead = _INSTEAD[max(found, key=len)] if found else "see docs/cuda.md"
-    return NotImplementedError(f"{name} is not supported: {_BY_NAME}; {instead}")
+    text = f"{name} is not supported: {_BY_NAME}; {instead}"
+    return NotImplementedError(_messages.sentence(text, len("NotImplementedError: ")))
 
 
 def refusing(name, value, defined=None):
@@ -329,12 +331,6 @@ def _name_handles():
         )
 
     openreg.ExternalStream.__new__ = new_or_default
-
-    def refuse(*args, **kwargs):
-        raise NotImplementedError("cuda events cannot be shared between processes")
-
-    openreg.Event.ipc_handle = refuse
-    openreg.Event.from_ipc_handle = classmethod(refuse)
 
 
 def _name_graphs(cudas):

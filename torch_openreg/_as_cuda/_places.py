@@ -9,6 +9,7 @@ import torch
 from .. import _C
 from .._patches import replace, wrap
 from .._registration import _import_after
+from ..openreg._utils import OWN_NAME
 from ._names import refusal, refusing
 
 VERSION = "12.8"  # what a program reads as the version of CUDA
@@ -23,14 +24,11 @@ def _profiler():
     replace("torch.profiler.ProfilerActivity.CUDA", ProfilerActivity.PrivateUse1)
     replace("torch.autograd.DeviceType.CUDA", DeviceType.PrivateUse1)
 
-    def for_the_device(init):
-        def init_for_device(self, *args, **kwargs):
-            init(self, *args, **kwargs)
-            if getattr(self, "use_device", None) == "cuda":
-                fallback = "" if kwargs.get("use_kineto") else "_FALLBACK"
-                self.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
-
-        return init_for_device
+    def for_the_device(init, profile, *args, **kwargs):
+        init(profile, *args, **kwargs)
+        if getattr(profile, "use_device", None) == "cuda":
+            fallback = "" if kwargs.get("use_kineto") else "_FALLBACK"
+            profile.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
 
     wrap("torch.autograd.profiler.profile.__init__", for_the_device)
     # NVIDIA's tools, which would receive the ranges, are absent.
@@ -42,12 +40,9 @@ def _autocast():
     """Autocast compares its argument with the device's name, now "cuda". A program may still pass
     "openreg"."""
 
-    def by_name(function):  # the name is the second argument of both functions below
-        def called(first, device_type, *args, **kwargs):
-            device_type = "cuda" if device_type == "openreg" else device_type
-            return function(first, device_type, *args, **kwargs)
-
-        return called
+    def by_name(function, first, device_type, *args, **kwargs):
+        device_type = "cuda" if device_type == OWN_NAME else device_type
+        return function(first, device_type, *args, **kwargs)
 
     wrap("torch.amp.autocast_mode.autocast.__init__", by_name)
     wrap("torch.amp.autocast_mode._cast", by_name)
@@ -72,8 +67,9 @@ def _backends():
         _keep_preferred(kind)
     for library in ("cublas", "cublaslt"):
         name = f"torch.backends.cuda.{library}_workspace_size"
-        if hasattr(torch.backends.cuda, name.rpartition(".")[2]):
-            wrap(name, functools.partial(refusing, name))
+        theirs = getattr(torch.backends.cuda, name.rpartition(".")[2], None)
+        if theirs is not None:
+            replace(name, refusing(name, theirs))
 
 
 class _PlanCache:
@@ -114,10 +110,10 @@ def _checkpoints():
     """Loads from a process that used the device's own name."""
 
     def load(storage, location):
-        if location.partition(":")[0] != "openreg":
+        if location.partition(":")[0] != OWN_NAME:
             return None
         return torch.serialization.default_restore_location(
-            storage, location.replace("openreg", "cuda")
+            storage, location.replace(OWN_NAME, "cuda", 1)
         )
 
     torch.serialization.register_package(27, lambda storage: None, load)
@@ -169,5 +165,6 @@ def install():
     _c_functions()
     _import_after("torch.utils.cpp_extension", "torch_openreg._as_cuda._extensions")
     _import_after("torch.testing._internal.common_device_type", "torch_openreg._as_cuda._testing")
-    _import_after("torch.utils._triton", "torch_openreg._as_cuda._triton")
+    _import_after("torch.utils._triton", "torch_openreg._triton.availability")
+    _import_after("triton.compiler", "torch_openreg._triton.install")
     _import_after("torch._inductor.config", "torch_openreg._as_cuda._inductor")

@@ -4,9 +4,10 @@ import torch
 
 from .. import _C, openreg
 from .._patches import replace, wrap
+from ..openreg._utils import OWN_MODULE, OWN_NAME
 from ._names import refusal
 
-_PREFIXES = ("torch.cuda.", "torch.openreg.")
+_PREFIXES = ("torch.cuda.", f"{OWN_MODULE}.")
 
 
 def _dtype_of(kind):
@@ -24,18 +25,15 @@ def _dtype_of(kind):
     return dtype, layout
 
 
-def _by_either_name(original):
-    def type_(self, dtype=None, non_blocking=False, **kwargs):
-        named = None if dtype is None else _dtype_of(dtype)
-        if named is None:
-            return original(self, dtype, non_blocking, **kwargs)
-        dtype, layout = named
-        if layout != self.layout:
-            raise RuntimeError(f"a tensor of layout {self.layout} has no type of layout {layout}")
-        where = self.device if self.is_cuda else torch.device("cuda", openreg.current_device())
-        return self.to(where, dtype, non_blocking=non_blocking)
-
-    return type_
+def _by_either_name(original, tensor, dtype=None, non_blocking=False, **kwargs):
+    named = None if dtype is None else _dtype_of(dtype)
+    if named is None:
+        return original(tensor, dtype, non_blocking, **kwargs)
+    dtype, layout = named
+    if layout != tensor.layout:
+        raise RuntimeError(f"a tensor of layout {tensor.layout} has no type of layout {layout}")
+    where = tensor.device if tensor.is_cuda else torch.device("cuda", openreg.current_device())
+    return tensor.to(where, dtype, non_blocking=non_blocking)
 
 
 def _interface(self):
@@ -44,9 +42,10 @@ def _interface(self):
 
 
 def install():
-    for name in ("cuda", "openreg"):
-        replace(f"torch.Tensor.{name}", _C._cuda_descriptor())
-    for name in ("is_cuda", "is_openreg"):
-        replace(f"torch.Tensor.{name}", _C._is_cuda_descriptor())
+    replace("torch.Tensor.cuda", _C._cuda_descriptor())
+    replace("torch.Tensor.is_cuda", _C._is_cuda_descriptor())
+    # PyTorch has generated these two for the device.
+    setattr(torch.Tensor, OWN_NAME, _C._cuda_descriptor())
+    setattr(torch.Tensor, f"is_{OWN_NAME}", _C._is_cuda_descriptor())
     replace("torch.Tensor.__cuda_array_interface__", property(_interface))
     wrap("torch.Tensor.type", _by_either_name)

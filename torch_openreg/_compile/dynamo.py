@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import torch
-from torch._dynamo import trace_rules
+from torch._dynamo import graph_bytecode_inputs, trace_rules
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
 from torch._dynamo.device_interface import (
     DeviceInterface,
@@ -16,7 +17,8 @@ from torch._dynamo.variables.ctx_manager import (
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from .. import _C, openreg
-from ..openreg._utils import type_name
+from .._patches import wrap
+from ..openreg._utils import OWN_MODULE, OWN_NAME, type_name
 from . import fakes as fakes
 from . import random as random
 
@@ -65,7 +67,7 @@ class DeviceVariable(GenericDeviceVariable):
     _get_device_index_fn = staticmethod(openreg._get_device_index)
 
     def module_name(self):
-        return "torch.openreg"
+        return OWN_MODULE
 
     def python_type(self):
         return openreg.device
@@ -77,35 +79,42 @@ def _current_stream(device=None):
     return torch.accelerator.current_stream(device)
 
 
-def _set_stream(stream):
-    torch.accelerator.set_stream(stream)
-
-
-def _stream(stream):
-    return stream  # a context manager itself
-
-
-def _current_device():
-    return torch.accelerator.current_device_index()
-
-
 # What Dynamo traces in place of functions of torch.openreg: it supports torch.accelerator's.
 _TRACED = {
     openreg.current_stream: _current_stream,
-    openreg.set_stream: _set_stream,
-    openreg.stream: _stream,
-    openreg.current_device: _current_device,
+    openreg.set_stream: lambda stream: torch.accelerator.set_stream(stream),
+    openreg.stream: lambda stream: stream,  # a context manager itself
+    openreg.current_device: lambda: torch.accelerator.current_device_index(),
 }
 
 
 def register():
-    register_interface_for_device("openreg", Interface)
+    register_interface_for_device(OWN_NAME, Interface)
     for index in range(_C._device_count()):
-        register_interface_for_device(f"openreg:{index}", Interface)
+        register_interface_for_device(f"{OWN_NAME}:{index}", Interface)
     register_device_context_manager(openreg.device, DeviceVariable)
     UserDefinedClassVariable._in_graph_classes().update({openreg.Stream, openreg.Event})
     for function, traced in _TRACED.items():
         substitute_in_graph(function, skip_signature_check=True)(traced)
+
+
+def _stored_in_place(store, *objects):
+    """A backward pass of PyTorch 2.15 takes its streams and events from the list that it imported,
+    which each call of a compiled function replaces: it would use those of another graph."""
+    imported = graph_bytecode_inputs.index_to_external_object_weakref
+    store(*objects)
+    imported[:] = graph_bytecode_inputs.index_to_external_object_weakref
+    graph_bytecode_inputs.index_to_external_object_weakref = imported
+
+
+def refuse_on_rank_threads():
+    """Repeated before each use, because torch._dynamo.reset() forgets it."""
+    if _refuse not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_refuse)
+
+
+def _refuse(_):
+    distributed.refuse_on_rank_thread("torch.compile")
 
 
 _package = Path(__file__).parent.parent
@@ -114,5 +123,11 @@ trace_rules.add(_package.name)
 trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(_package.as_posix())
 for _function in (openreg.device_count, openreg.is_available):
     assume_constant_result(_function)
-if type_name() == "openreg":
+if torch.distributed.is_available():
+    from ..openreg import distributed
+
+    refuse_on_rank_threads()
+if torch.__version__ >= "2.15":
+    wrap("torch._dynamo.graph_bytecode_inputs.store_user_object_weakrefs", _stored_in_place)
+if type_name() == OWN_NAME:
     register()  # under --as-cuda these are torch.cuda's, which Dynamo supports

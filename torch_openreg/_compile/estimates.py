@@ -13,16 +13,14 @@ _TERAFLOPS = 0.1
 
 
 def _or_ours(ours):
-    def make(known):
-        def of_accelerator(*args):
-            accelerator = torch.accelerator.current_accelerator()
-            here = accelerator is not None and is_ours(accelerator)
-            return ours if here else known(*args)
+    def of_accelerator(known, *args, **named):
+        accelerator = torch.accelerator.current_accelerator()
+        here = accelerator is not None and is_ours(accelerator)
+        return ours if here else known(*args, **named)
 
-        return of_accelerator
-
-    return make
+    return of_accelerator
 
 
-wrap("torch.utils._runtime_estimation.get_gpu_dram_gbps", _or_ours(_GIGABYTES_PER_SECOND))
+_bandwidth = "get_gpu_dram_gbps" if torch.__version__ < "2.15" else "get_device_dram_gbps"
+wrap(f"torch.utils._runtime_estimation.{_bandwidth}", _or_ours(_GIGABYTES_PER_SECOND))
 wrap("torch.utils._runtime_estimation.get_device_tflops", _or_ours(_TERAFLOPS))

@@ -1,5 +1,7 @@
 """The metadata of our operators' results, where PyTorch's code branches on the kind of device."""
 
+from functools import partial
+
 import torch
 import torch._meta_registrations
 from torch._decomp import decomposition_table, meta_table
@@ -42,38 +44,27 @@ def _none(*_, **__):
     return NotImplemented  # what the operator says of itself, by its meta kernel
 
 
-def _as_of_cpu(theirs):
+def _as_of_cpu(theirs, fake_mode, func, *args, **kwargs):
     """The kernels are the CPU's, so their results have the CPU's strides."""
-
-    def of_cpu(fake_mode, func, *args, **kwargs):
-        tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]
-        device = tensors[0].fake_device
-        if not is_ours(device):
-            return theirs(fake_mode, func, *args, **kwargs)
-        with fake_mode:
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda t: _like(t, "cpu"), (args, kwargs)
-            )
-            results = func(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), results)
-
-    return of_cpu
+    tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]
+    device = tensors[0].fake_device
+    if not is_ours(device):
+        return theirs(fake_mode, func, *args, **kwargs)
+    with fake_mode:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _like(t, "cpu"), (args, kwargs))
+        results = func(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), results)
 
 
-def _keeping(theirs, index):
-    def kept(fake_mode, func, *args, **kwargs):
-        device = args[index].fake_device
-        if not is_ours(device):
-            return theirs(fake_mode, func, *args, **kwargs)
-        with fake_mode:
-            metas = pytree.tree_map_only(torch.Tensor, lambda t: _like(t, "meta"), (args, kwargs))
-            result = func(*metas[0], **metas[1])
-            layout = suggest_memory_format(args[index])
-            return torch.empty(
-                result.size(), dtype=result.dtype, device=device, memory_format=layout
-            )
-
-    return kept
+def _keeping(theirs, index, /, fake_mode, func, *args, **kwargs):
+    device = args[index].fake_device
+    if not is_ours(device):
+        return theirs(fake_mode, func, *args, **kwargs)
+    with fake_mode:
+        metas = pytree.tree_map_only(torch.Tensor, lambda t: _like(t, "meta"), (args, kwargs))
+        result = func(*metas[0], **metas[1])
+        layout = suggest_memory_format(args[index])
+        return torch.empty(result.size(), dtype=result.dtype, device=device, memory_format=layout)
 
 
 def _decomposed(fake_mode, func, *args, **kwargs):
@@ -95,14 +86,10 @@ def _add_product(self, batch1, batch2, out_dtype, *, beta=1, alpha=1):
     return product if beta == 0 else product + beta * self.to(out_dtype)
 
 
-def _hint_of_cpu(hint):
-    """Wraps meta functions that choose by the library that computes."""
-
-    def device_hint(tensor):
-        device = getattr(tensor, "fake_device", None)
-        return "cpu" if device is not None and is_ours(device) else hint(tensor)
-
-    return device_hint
+def _hint_of_cpu(hint, tensor):
+    """For meta functions that choose by the library that computes."""
+    device = getattr(tensor, "fake_device", None)
+    return "cpu" if device is not None and is_ours(device) else hint(tensor)
 
 
 def register():
@@ -111,11 +98,11 @@ def register():
     decomposition_table[_ATEN.baddbmm.dtype] = _add_product
     implementations[_ATEN.baddbmm.dtype] = _decomposed
     for operator in _OF_CPU:
-        implementations[operator] = _as_of_cpu(implementations.get(operator, _none))
+        implementations[operator] = partial(_as_of_cpu, implementations.get(operator, _none))
     for operator in _DECOMPOSED:
-        implementations[operator] = _as_of_cpu(_after_ours(operator))
+        implementations[operator] = partial(_as_of_cpu, _after_ours(operator))
     for operator, index in _KEEPING.items():
-        implementations[operator] = _keeping(_after_ours(operator), index)
+        implementations[operator] = partial(_keeping, _after_ours(operator), index)
 
 
 register()

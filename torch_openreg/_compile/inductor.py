@@ -1,33 +1,46 @@
 """This device for Inductor: CPU kernels, each a task of a stream. Imported after
 torch._inductor.compile_fx."""
 
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
+import sympy
 import torch
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
 from torch._inductor import config, ir, lowering, scheduler, utils
-from torch._inductor.autotune_process import CPUDeviceBenchmarkMixin
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
     register_backend_for_device,
     register_device_op_overrides,
 )
 from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.codegen.wrapper import (
+    EnterCudaStreamContextLine,
+    ExitDeviceContextManagerLine,
+    PythonWrapperCodegen,
+    SubgraphPythonWrapperCodegen,
+    WrapperLine,
+)
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 from torch._inductor.kernel.flex import flex_cpu
 from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
 
 from .._patches import wrap
-from ..openreg._utils import type_name
+from ..openreg._utils import OWN_MODULE, OWN_NAME, type_name
+from . import config as own_config
 
 _FLEX = torch.ops.higher_order.flex_attention
 _REGION = torch.ops.higher_order.invoke_subgraph
 _CPU = torch.device("cpu")
 _NAME = type_name()  # "cuda" under --as-cuda
-_SHARE = 4  # of a kernel's work, for each thread, relative to the CPU's
+_EMPTY = f"empty_strided_{OWN_NAME}"
 
 
 def _queues(node):
@@ -72,41 +85,24 @@ def _is_of_streams(node):
     return getattr(called, "namespace", None) == "streams"
 
 
+def _writes(node):
+    """Whether the node changes its outputs. The scheduler sees a wait for a stream, or from 2.15 on
+    a barrier after it, as a write of what is used later, which keeps its place."""
+    return not (_is_of_streams(node) or getattr(node.node, "ordering_only", False))
+
+
 def _written():
-    """The names of what kernels write. The scheduler sees a wait for a stream as a write of what is
-    used after it, which keeps its place."""
+    """The names of what kernels write."""
     real, nodes = V.graph.scheduler.mutation_real_name, V.graph.scheduler.nodes
-    outputs = (out for node in nodes if not _is_of_streams(node) for out in node.get_outputs())
+    outputs = (out for node in nodes if _writes(node) for out in node.get_outputs())
     return {real.get(name, name) for out in outputs for name in out.get_mutations()}
 
 
-def _in_order(compute):
-    """Work that stands before a record of an event or a wait in the program is queued before it,
-    and later work after it. The scheduler orders only some of that, and fuses kernels across."""
-
-    def compute_in_order(self):
-        depends, before, last = V.graph.additional_buffer_deps, set(), set()
-        for node in self.nodes:
-            depends[node.get_name()].update(last)
-            if _is_of_streams(node):
-                depends[node.get_name()].update(before)
-                before, last = set(), node.get_buffer_names()
-            else:
-                before |= node.get_buffer_names()
-        compute(self)
-
-    return compute_in_order
-
-
-def _read_by_kernels(inputs_of):
+def _read_by_kernels(inputs_of, nodes, graph_inputs):
     """No kernel frees inputs that only a record or a wait depends on; Inductor's estimate of memory
     asserts that one does."""
-
-    def inputs_read_by_kernels(nodes, graph_inputs):
-        found = inputs_of(nodes, graph_inputs)
-        return {name: given for name, given in found.items() if given.mpi_buffer.succ_nodes}
-
-    return inputs_read_by_kernels
+    found = inputs_of(nodes, graph_inputs)
+    return {name: given for name, given in found.items() if given.mpi_buffer.succ_nodes}
 
 
 def _run_where_called(graph_module):
@@ -133,15 +129,40 @@ class Scheduling(CppScheduling):
     """Inductor's scheduling for the CPU."""
 
     def codegen_node(self, node):
-        # The host runs on beside the kernel. Where both need its cores, an additional thread must
-        # pay for itself.
-        chunk = _SHARE * config.cpp.min_chunk_size
+        chunk = own_config.min_chunk_factor * config.cpp.min_chunk_size
         with config.patch({"cpp.min_chunk_size": chunk}), V.graph.set_current_device(_CPU):
             super().codegen_node(node)
 
     def codegen_template(self, *args):
         with V.graph.set_current_device(_CPU):
             super().codegen_template(*args)
+
+
+@dataclass
+class _EnterDevice(WrapperLine):
+    index: int
+
+    def codegen(self, code):
+        code.writeline(f"with {OWN_MODULE}._DeviceGuard({self.index}):")
+        code.do_indent()
+
+
+@contextmanager
+def _current(wrapper, node):
+    """For code of the program's, which may use the current device: it is the node's."""
+    wrapper.writeline(_EnterDevice(node.get_device().index))
+    yield
+    wrapper.writeline(ExitDeviceContextManagerLine())
+
+
+@dataclass
+class _EnterStream(EnterCudaStreamContextLine):
+    stream: str
+    """What gives it in the generated code."""
+
+    def codegen(self, code):
+        code.writeline(f"with {self.stream}:")
+        code.do_indent()
 
 
 class Wrapper(PythonWrapperCodegen):
@@ -157,7 +178,7 @@ class Wrapper(PythonWrapperCodegen):
         super().write_header()
         self.header.writelines(
             [
-                "from torch_openreg._C import _empty_strided as empty_strided_openreg",
+                f"from torch_openreg._C import _empty_strided as {_EMPTY}",
                 "from torch_openreg._compile.kernels import load as openreg_kernel",
             ]
         )
@@ -166,17 +187,25 @@ class Wrapper(PythonWrapperCodegen):
         # The scheduler does this where the operator has a tensor. An operator that waits for the
         # device has none, and would be called before the kernels that stand before it.
         _flush()
-        super().generate_fallback_kernel(node)
+        programs = _is_ours(node) and getattr(node.op_overload, "namespace", None) != "aten"
+        with _current(self, node) if programs else nullcontext():
+            super().generate_fallback_kernel(node)
 
-    # Kernels are called where their stream and their device are current.
-
-    def codegen_device_guard_exit(self):
-        _flush()
-        super().codegen_device_guard_exit()
+    # Kernels are called where their stream is current. Their tensors have their device.
 
     def codegen_cuda_stream_enter(self, stream_idx):
         _flush()
-        return super().codegen_cuda_stream_enter(stream_idx)
+        made = V.graph.scheduler
+        index = made.stream_idx_to_user_obj_idx.get(stream_idx)
+        stream = f"{OWN_MODULE}.current_stream({made.current_device.index})"
+        if index is not None:
+            stream = f"get_external_object_by_index({index})"
+            self.add_import_once(
+                "from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index"
+            )
+        entered = _EnterStream(stream_idx, stream)
+        self.writeline(entered)
+        return entered
 
     def codegen_cuda_stream_exit(self):
         _flush()
@@ -210,9 +239,7 @@ class Wrapper(PythonWrapperCodegen):
         body = kernel_body.replace("async_compile.cpp_pybinding(", made, 1)
         super().define_kernel(kernel_name, body, *args, **options)
 
-    def _generate_kernel_call_helper(self, kernel_name, call_args, *, triton=True, **options):
-        if triton:
-            raise NotImplementedError(f"Triton kernels cannot run on {type_name()} devices")
+    def _generate_kernel_call_helper(self, kernel_name, call_args, **options):
         self.writeline(self.wrap_kernel_call(kernel_name, call_args))
 
     def make_allocation(
@@ -225,7 +252,7 @@ class Wrapper(PythonWrapperCodegen):
         code = self.codegen_python_shape_tuple
         asked = code(shape if allocation_shape is None else allocation_shape)
         given = f"{asked}, {code(stride)}, {dtype}, {device.index}"
-        out = f"{name} = empty_strided_openreg({given})"
+        out = f"{name} = {_EMPTY}({given})"
         return out if asked == code(shape) else f"{out}.as_strided({code(shape)}, {code(stride)})"
 
 
@@ -240,8 +267,8 @@ class _NoCppWrapper(Wrapper):
     @staticmethod
     def create(*_):
         raise NotImplementedError(
-            f"cpp_wrapper and AOTInductor are not implemented for {type_name()} devices: compile "
-            "with torch.compile, or save the program with torch.export"
+            f"cpp_wrapper and AOTInductor are not implemented for {type_name()} devices\n"
+            "  help: compile with torch.compile, or save the program with torch.export"
         )
 
 
@@ -254,163 +281,132 @@ class Overrides(DeviceOpOverrides):
             f"{name} = Interface.get_raw_stream"
         )
 
-    def set_device(self, device_idx):
-        return "pass"  # it is written after the guard below, which has done so
-
     def synchronize(self):
-        return "torch.openreg.synchronize()"
-
-    def device_guard(self, device_idx):
-        return f"torch.openreg._DeviceGuard({device_idx})"
-
-    def current_stream(self):
-        return "torch.openreg.current_stream()"
+        return f"{OWN_MODULE}.synchronize()"
 
 
-def _is_cpu(is_cpu):
-    """Orders the loops of CPU kernels as on the CPU."""
-
-    def check(self):
-        device = self.get_device()
-        return is_cpu(self) or (device is not None and device.type == _NAME)
-
-    return check
+def _is_ours(subject):
+    """Whether it is the name of this device's type, or a node or layout on the device."""
+    device = subject.get_device() if hasattr(subject, "get_device") else subject
+    return getattr(device, "type", device) == _NAME
 
 
-def _type_or_cpus(type_of):
+def _if_ours(ours):
+    """Calls `ours` where the first argument is ours, and PyTorch's function elsewhere."""
+
+    def choose(theirs, first, *args, **options):
+        return (ours if _is_ours(first) else theirs)(first, *args, **options)
+
+    return choose
+
+
+def _type_or_cpus(type_of, node):
     """What a node is lowered to depends on the backend that makes its kernel."""
-
-    def check(node):
-        device = type_of(node)
-        return "cpu" if device == _NAME else device
-
-    return check
+    device = type_of(node)
+    return "cpu" if device == _NAME else device
 
 
-def _divisor(constant_of):
-    """Not a constant: kernels of the CPU divide, where others multiply by a reciprocal."""
-
-    def check(node):
-        device = node.get_device() if isinstance(node, ir.IRNode) else None
-        return None if device is not None and device.type == _NAME else constant_of(node)
-
-    return check
-
-
-def _or_ours(check):
-    """Extends a check of a device's type that stands for GPUs to this device."""
-    return lambda device: device == _NAME or check(device)
-
-
-def _lower_flex_attention(lower):
-    """Uses the CPU's template."""
-
-    def lower_or_cpus(query, *args, **options):
-        ours = query.get_device().type == _NAME
-        return (flex_cpu.lower_cpu if ours else lower)(query, *args, **options)
-
-    return lower_or_cpus
-
-
-def _called(operator, lower):
-    """Calls products with an `out_dtype` as they are: the CPU's templates, which are used here,
-    have none."""
-    call = lowering.fallback_handler(operator, add_to_fallback_set=False)
-
-    def lower_or_call(tensor, *args, **options):
-        ours = tensor.get_device().type == _NAME
-        return (call if ours else lower)(tensor, *args, **options)
-
-    return lower_or_call
-
-
-def _takes_templates():
-    return config.max_autotune or config.max_autotune_gemm
-
-
-def _choose_template(choose):
-    """Uses those of the CPU."""
-
-    def choose_as_cpus(layout):
-        return _takes_templates() if layout.device.type == _NAME else choose(layout)
-
-    return choose_as_cpus
-
-
-def _chosen_at_once(select):
-    """Times them as the CPU's, without what could be fused, which Triton would compile."""
-
-    def select_as_cpus(self, name, choices, input_nodes, layout, *args, **options):
-        if layout.device.type == _NAME:
-            options["return_multi_template"] = False
-            for choice in choices:
-                choice.bmreq.do_bench = partial(CPUDeviceBenchmarkMixin.do_bench, choice.bmreq)
-        return select(self, name, choices, input_nodes, layout, *args, **options)
-
-    return select_as_cpus
-
-
-def _tried_on_cpu(make):
-    """The inputs for trying choices: their kernels are the CPU's and use its memory."""
-
-    def make_on_cpu(size, stride, device, *args):
-        return make(size, stride, _CPU if device.type == _NAME else device, *args)
-
-    return make_on_cpu
-
-
-def _without_ours(groups_of):
+def _without_ours(combinable, nodes):
     """What `combo_kernels` combines into one Triton kernel. The CPU has none."""
-
-    def groups_without_ours(scheduler):
-        return [nodes for nodes in groups_of(scheduler) if nodes[0].get_device().type != _NAME]
-
-    return groups_without_ours
+    return [node for node in combinable(nodes) if not _is_ours(node)]
 
 
 class _Pass(CustomGraphModulePass):
-    """Adds to the key by which Inductor keeps generated code. The package's version, because
-    another one may generate other code. The number of threads, which Inductor has in the key only
-    where a tensor is the CPU's. Templates for frozen weights pack these: the packed weights would
-    be kept with the code, for any weights of those sizes."""
+    """Prepares the graph, and adds to the key by which Inductor keeps generated code: the package's
+    version, because another one may generate other code, and the number of threads, which Inductor
+    has in the key only where a tensor is the CPU's."""
 
     def __call__(self, graph_module):
         _run_where_called(graph_module)
 
     def uuid(self):
-        if config.freezing and _takes_templates():
-            return uuid4().hex  # by which nothing is found again
         sources = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
         return get_hash_for_files(sources), utils.parallel_num_threads()
 
 
+def _written_out(value, wrapper):
+    if isinstance(value, ir.IRNode):
+        return value.codegen_reference()
+    return wrapper.codegen_python_sizevar(value)
+
+
+class _TritonKernel(ir.UserDefinedTritonKernel):
+    """A program's own kernel, launched as the program would, by its number in PyTorch's table of
+    kernels. The numbers are this process's, so that such graphs are not cached (`register`)."""
+
+    def codegen(self, wrapper):
+        _flush()  # the kernels that stand before it
+        given = {name: self.get_kwargs_value(name) for name in self.ordered_kwargs_for_cpp_kernel}
+        if any(isinstance(value, ir.TMADescriptor) for value in given.values()):
+            raise NotImplementedError("a tensor descriptor as a kernel's argument in torch.compile")
+        code = wrapper.codegen_python_shape_tuple
+        in_code = {k: v for k, v in given.items() if isinstance(v, (ir.IRNode, sympy.Expr))}
+        constants = {k: v for k, v in given.items() if k not in in_code}
+        call = ", ".join(f"{name!r}: {_written_out(v, wrapper)}" for name, v in in_code.items())
+        options = getattr(self, "launch_kwargs", ())  # since 2.15
+        wrapper.add_import_once(
+            "from torch._higher_order_ops.triton_kernel_wrap "
+            "import triton_kernel_wrapper_mutation_dense as triton_kernel"
+        )
+        with _current(wrapper, self):
+            wrapper.writeline(
+                f"triton_kernel(kernel_idx={self.kernel_idx}, "
+                f"constant_args_idx={kernel_side_table.add_constant_args(constants)}, "
+                f"grid=[{', '.join(map(code, self.grid))}], "
+                f"tma_descriptor_metadata={{}}, kwargs={{{call}}}"
+                f"{f', launch_kwargs={options!r}' if options else ''})"
+            )
+
+
+def _lower_triton_kernel(lower, *, kernel_idx, constant_args_idx, kwargs, **options):
+    tensors = {name: given for name, given in kwargs.items() if isinstance(given, ir.TensorBox)}
+    if not any(map(_is_ours, tensors.values())):
+        return lower(
+            kernel_idx=kernel_idx, constant_args_idx=constant_args_idx, kwargs=kwargs, **options
+        )
+    if torch.__version__ >= "2.15":
+        options["launch_kwargs"] = options.get("launch_kwargs") or ()
+    given = {**kwargs, **kernel_side_table.get_constant_args(constant_args_idx)}
+    _TritonKernel(kernel_idx=kernel_idx, kernel_args=given, **options)
+    return tensors
+
+
 _REPLACED = {
-    "scheduler.BaseSchedulerNode.is_cpu": _is_cpu,
-    "scheduler.Scheduler.compute_dependencies": _in_order,
-    "scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels": _without_ours,
-    "scheduler.device_need_guard": _or_ours,
+    "scheduler.BaseSchedulerNode.is_cpu": _if_ours(lambda node: True),  # for the order of loops
+    "scheduler.ForeachKernelSchedulerNode.combinable_nodes": _without_ours,
     "memory.get_freeable_input_buf": _read_by_kernels,
     "ir.get_device_type": _type_or_cpus,
-    "lowering.get_constant_value": _divisor,
-    "lowering.is_gpu": _or_ours,
-    "utils._use_template_for_cpu": _choose_template,
-    "select_algorithm.AlgorithmSelectorCache.__call__": _chosen_at_once,
-    "select_algorithm.AlgorithmSelectorCache.generate_example_value": _tried_on_cpu,
+    # A divisor is not one: kernels of the CPU divide, where others multiply by a reciprocal.
+    "lowering.get_constant_value": _if_ours(lambda node: None),
+    # A kernel of a CPU scalar, which may stand first, and tensors of the device is the device's.
+    "lowering.is_gpu": _if_ours(lambda device: True),
 }
 
 
 def register():
     if _NAME in GPU_TYPES:
         GPU_TYPES.remove(_NAME)  # whose kernels are Triton's
-    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Pass())
+    register_backend_for_device(
+        _NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Pass(), own_config
+    )
     register_device_op_overrides(_NAME, Overrides())
-    for name, make in _REPLACED.items():
-        wrap(f"torch._inductor.{name}", make)
+    for name, function in _REPLACED.items():
+        wrap(f"torch._inductor.{name}", function)
+    if torch.__version__ < "2.15":
+        from . import before_2_15
+
+        before_2_15.install(_is_of_streams)
+    for launch in triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation:
+        launch._cacheable = False
     lowerings = lowering.lowerings
-    lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
+    mutation = triton_kernel_wrapper_mutation
+    lowerings[mutation] = partial(_lower_triton_kernel, lowerings[mutation])
+    lowerings[_FLEX] = partial(_if_ours(flex_cpu.lower_cpu), lowerings[_FLEX])
     aten = torch.ops.aten
     for product in aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype:
-        lowerings[product] = _called(product, lowerings[product])
+        # The CPU's templates, which are used here, have no `out_dtype`.
+        call = lowering.fallback_handler(product, add_to_fallback_set=False)
+        lowerings[product] = partial(_if_ours(call), lowerings[product])
 
 
 register()

@@ -5,9 +5,9 @@ import threading
 import weakref
 
 import torch
-import torch._inductor.cudagraph_trees
 from torch._C._dynamo.guards import _reinterpret_tensor
 from torch._dynamo import graph_bytecode_inputs
+from torch._dynamo.callback import callback_handler
 from torch._inductor.compile_fx import (
     get_expanded_dims,
     index_expanded_dims_and_copy_,
@@ -16,7 +16,6 @@ from torch._inductor.compile_fx import (
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
 from .. import _C, openreg
-from .._patches import wrap
 from .dynamo import Interface
 
 _capturing = threading.Lock()  # a capture synchronises the device, which would end another one
@@ -63,11 +62,13 @@ class Order:
         objects |= {i: openreg.Event() for i in self.waited | self.recorded}
         known = graph_bytecode_inputs.index_to_external_object_weakref
         before = {i: known[i] for i in objects}
-        known.update({i: weakref.ref(o) for i, o in objects.items()})
+        for i, o in objects.items():
+            known[i] = weakref.ref(o)  # a dictionary, from 2.15 on a list
         try:
             yield
         finally:
-            known.update(before)
+            for i, reference in before.items():
+                known[i] = reference
 
     @contextlib.contextmanager
     def replayed(self, device):
@@ -321,6 +322,26 @@ class _Outputs:
 
 
 _all = weakref.WeakSet()  # Inductor keeps the modules, after a reset too
+_until_reset = weakref.WeakSet()
+
+
+def _drop_all():
+    for function in list(_all):
+        function.own = threading.local()  # a thread that is in a step keeps using it
+
+
+def _drop_at_reset():
+    """torch.compiler.reset() forgets the callbacks of compilations. This one does nothing but end
+    then."""
+    if _until_reset:
+        return
+
+    def forgotten(_):
+        pass
+
+    callback_handler.register_start_callback(forgotten)
+    _until_reset.add(forgotten)
+    weakref.finalize(forgotten, _drop_all).atexit = False
 
 
 class Replayed:
@@ -349,6 +370,7 @@ class Replayed:
         stream = Interface.get_raw_stream(self.device)
         key = (stream, _C._sanitizer_active(), *sizes)
         if key not in steps:
+            _drop_at_reset()
             given = self.call, self.device, self.mutated, self.donated, self.order
             steps[key] = _Step(*given, pools, stream)
         return steps[key]
@@ -356,17 +378,3 @@ class Replayed:
     def __call__(self, args):
         capturing = openreg.is_current_stream_capturing()
         return (self.call if capturing else self._step_of(args))(args)
-
-
-def _and_ours(reset):
-    """Inductor's `reset_cudagraph_trees`, which torch.compiler.reset() calls."""
-
-    def reset_ours():
-        for function in list(_all):
-            function.own = threading.local()  # a thread that is in a step keeps using it
-        reset()
-
-    return reset_ours
-
-
-wrap("torch._inductor.cudagraph_trees.reset_cudagraph_trees", _and_ours)

@@ -21,7 +21,7 @@ class Patch(NamedTuple):
     until: str = "never"
     """What in PyTorch makes it needless."""
     hidden: bool = False
-    """Replaced in C++, where no attribute shows it."""
+    """Replaced in C++, or not for long: no attribute shows it."""
 
 
 ASKS_THE_TYPE = "PyTorch asks what the device can do instead of its type"
@@ -90,11 +90,26 @@ PATCHES = {
             "both know a renamed PrivateUse1 device and its streams",
         ),
         Patch(
+            "torch.UntypedStorage._share_cuda_ torch.UntypedStorage._new_shared_cuda "
+            "torch.UntypedStorage._release_ipc_counter_cuda torch.UntypedStorage.is_shared "
+            "torch.multiprocessing.reductions.reduce_tensor "
+            "torch.multiprocessing.reductions.reduce_storage",
+            "tensors of this device are shared between processes as CUDA's are",
+            "test_sharing.py::test_queue_shares_memory_with_a_process",
+            "torch.multiprocessing asks the device how its storages are shared",
+        ),
+        Patch(
             "torch.Stream.__enter__ torch.Stream.__exit__",
             "a context makes the stream's device current, changes nothing for a bad stream, and "
             "may be shared by threads",
             "test_streams.py::test_stream_contexts_restore_the_stream",
             "torch.Stream's own context does the three",
+        ),
+        Patch(
+            "torch.Event.from_ipc_handle",
+            "opens an event that another process has shared",
+            "test_sharing.py::test_event_orders_work_of_two_processes",
+            "torch.Event supports handles",
         ),
         Patch(
             "torch.library.Library.impl",
@@ -105,7 +120,7 @@ PATCHES = {
         Patch(
             "torch.distributed.distributed_c10d.BackendConfig.__init__",
             "a group without a backend, or with this one or Gloo, serves tensors of the CPU and of "
-            "the device",
+            "the device; one of PyTorch's fake backend serves the device too",
             "test_distributed_groups.py::test_group_name_decides_which_devices_it_takes",
             "a backend can name the devices that it serves together with another one",
         ),
@@ -117,11 +132,34 @@ PATCHES = {
             "PyTorch asks the backend for it",
         ),
         Patch(
+            "torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS",
+            "PyTorch 2.15's flight recorder has each collective once, by Gloo, which carries it",
+            "test_threaded_ranks.py::test_eight_ranks_train_under_the_sanitizer",
+            "a backend can say that it records itself",
+            hidden=True,
+        ),
+        Patch(
             "torch.distributed.rpc.options._to_device_map "
             "torch.distributed.rpc.options._to_device_list",
             "refuse a device map, which would end the process in a thread of TensorPipe's agent",
             "test_distributed.py::test_device_map_of_rpc_is_refused_before_the_agent_starts",
             "RPC refuses devices that it cannot carry",
+        ),
+    ),
+    "While `torch.openreg.testing.run_ranks` runs": (
+        Patch(
+            "torch.distributed.rpc.init_rpc",
+            "refuses a thread that is a rank, because a process has one agent",
+            "test_threaded_ranks.py::test_what_needs_a_process_is_refused_by_name",
+            "RPC refuses threads of one group",
+            hidden=True,
+        ),
+        Patch(
+            "torch.distributed.distributed_c10d._world",
+            "each rank's thread has its own groups, by the function of PyTorch's own tests",
+            "test_threaded_ranks.py::test_each_rank_has_a_thread_a_device_and_a_result",
+            "groups belong to a thread where a program chooses so",
+            hidden=True,
         ),
     ),
     "When a device is first used": (
@@ -150,6 +188,13 @@ PATCHES = {
             "streams and events of the device are part of a graph",
             COMPILED,
             "a DeviceInterface's Stream and Event are",
+            hidden=True,
+        ),
+        Patch(
+            "torch._dynamo.graph_bytecode_inputs.store_user_object_weakrefs",
+            "in PyTorch 2.15 a backward pass uses the streams and events of its own graph",
+            "test_compile.py::test_training_on_a_side_stream_compiles_by_cudas_name",
+            "the list of a graph's objects stays the one that other modules have imported",
             hidden=True,
         ),
         Patch(
@@ -196,10 +241,17 @@ PATCHES = {
             ASKS_THE_TYPE,
         ),
         Patch(
+            "torch._inductor.lowering.is_gpu",
+            "a kernel of a CPU scalar, which may stand first, and tensors of the device is the "
+            "device's",
+            "test_compile.py::test_scalar_of_the_cpu_may_stand_first",
+            ASKS_THE_TYPE,
+        ),
+        Patch(
             "torch._inductor.scheduler.Scheduler.compute_dependencies",
             "no kernel is moved or fused across a record of an event or a wait",
             "test_compile.py::test_streams_and_events_compile_in_one_graph",
-            "the scheduler orders all that stands around one",
+            "PyTorch 2.15 orders all that stands around one",
         ),
         Patch(
             "torch._inductor.memory.get_freeable_input_buf",
@@ -209,22 +261,7 @@ PATCHES = {
             "the estimate allows an input that no kernel reads",
         ),
         Patch(
-            "torch._inductor.scheduler.device_need_guard torch._inductor.lowering.is_gpu",
-            "the generated module sets its device; a kernel of a CPU scalar and tensors of the "
-            "device is the device's",
-            "test_compile.py::test_cpu_and_device_tensors_compile_in_one_graph",
-            ASKS_THE_TYPE,
-        ),
-        Patch(
-            "torch._inductor.utils._use_template_for_cpu "
-            "torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__ "
-            "torch._inductor.select_algorithm.AlgorithmSelectorCache.generate_example_value",
-            "max-autotune chooses between the CPU's templates, and tries them on the CPU",
-            "test_compile.py::test_max_autotune_takes_the_cpus_templates",
-            ASKS_THE_TYPE,
-        ),
-        Patch(
-            "torch._inductor.scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels",
+            "torch._inductor.scheduler.ForeachKernelSchedulerNode.combinable_nodes",
             "combo_kernels makes no kernel of Triton's",
             "test_compile.py::test_combo_kernels_are_left_to_triton",
             ASKS_THE_TYPE,
@@ -232,7 +269,8 @@ PATCHES = {
         Patch(
             "torch._inductor.lowering.lowerings",
             "flex attention takes the CPU's template; mm, bmm, addmm and baddbmm with out_dtype "
-            "are called as they are",
+            "are called as they are; a program's own Triton kernel is launched as the program "
+            "would",
             "test_compile.py::test_flex_attention_is_scaled_dot_product_attention",
             ASKS_THE_TYPE,
         ),
@@ -244,18 +282,31 @@ PATCHES = {
             hidden=True,
         ),
         Patch(
-            "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
-            "torch.compiler.reset() drops the graphs of this device",
-            "test_compile_replay.py::test_compiler_reset_drops_the_graphs",
-            "a reset calls the device",
-        ),
-        Patch(
-            "torch.utils._runtime_estimation.get_gpu_dram_gbps "
             "torch.utils._runtime_estimation.get_device_tflops",
             "a compiled backward pass with a side stream estimates without Triton when to give "
             "memory back",
             "test_compile.py::test_training_on_a_side_stream_compiles",
             "the estimate asks the device's module",
+        ),
+        Patch(
+            "torch.utils._runtime_estimation.get_gpu_dram_gbps",
+            "the same",
+            "test_compile.py::test_training_on_a_side_stream_compiles",
+            "PyTorch 2.15 names it get_device_dram_gbps",
+        ),
+        Patch(
+            "torch.utils._runtime_estimation.get_device_dram_gbps",
+            "the same since PyTorch 2.15",
+            "test_compile.py::test_training_on_a_side_stream_compiles",
+            "the estimate asks the device's module",
+            hidden=True,
+        ),
+        Patch(
+            "torch._functorch._aot_autograd.streams.populate_stream_timeline",
+            "a compiled backward pass gives memory back after a node with a tensor, not after a "
+            "record of an event or a wait, which have no device",
+            "test_compile.py::test_training_on_a_side_stream_compiles",
+            "it finds the device where a record or a wait is the last on its stream",
         ),
         Patch(
             "torch.nn.attention.flex_attention._validate_device "
@@ -304,7 +355,7 @@ PATCHES = {
             "test_as_cuda_areas.py::test_kernel_for_cudas_key_is_the_devices",
         ),
         Patch(
-            "torch.distributed.is_nccl_available torch.distributed.ProcessGroupNCCL "
+            "torch.distributed.is_nccl_available torch.distributed.*ProcessGroupNCCL* "
             "torch.distributed.distributed_c10d.BackendConfig.__init__",
             'a group named "nccl" is the device\'s',
             "test_as_cuda_distributed.py::test_nccl_group_communicates_and_trains",
@@ -330,10 +381,40 @@ PATCHES = {
             hidden=True,
         ),
     ),
+    "During a capture, while the sanitizer is on": (
+        Patch(
+            "torch.nn.parameter.UninitializedTensorMixin.materialize",
+            "notes the parameters that a lazy module makes in the capture",
+            "test_graph_memory.py::test_lazy_parameters_that_a_capture_makes_may_be_a_mistake",
+            "it has a hook",
+            hidden=True,
+        ),
+    ),
+    "When a program uses kernels of Triton": (
+        Patch(
+            "triton.runtime.autotuner.Autotuner._bench",
+            "the first configuration that compiles is taken, and none runs before it, because "
+            "times of a CPU say nothing about a card",
+            "test_launches.py::test_autotune_takes_the_first_that_compiles_and_runs_nothing_else",
+            "Triton asks its driver which configuration to take",
+            hidden=True,
+        ),
+    ),
+    "Under `python -m torch_openreg run`": (
+        Patch(
+            "torch._ops.OpOverload._can_enable_pyobj_dispatch",
+            "since PyTorch 2.15: a report of a host access names a custom operator whose kernel is "
+            "in Python",
+            "test_host_access.py::test_host_access_under_run_names_operator_and_line",
+            "observers of operators are called for it",
+            hidden=True,
+        ),
+    ),
     "In C++": (
         Patch(
             "torch.Event.__new__",
-            "refuses an event of a device that is not there (`csrc/torch/module.cpp`)",
+            "refuses an event of a device that is not there; with `interprocess`, processes "
+            "can share the event (`csrc/torch/module.cpp`)",
             "test_events.py::test_object_that_is_no_stream_or_event_is_refused",
             "torch.Event checks the index",
             hidden=True,
@@ -384,10 +465,19 @@ def replace(path, value):
     setattr(*_find(path), value)
 
 
-def wrap(path, make):
-    """Puts `make(original)` in the place of a function of PyTorch, under its name."""
+def wrapped(original, function):
+    """A function under the name of `original`, which `function` gets as its first argument."""
+
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        return function(original, *args, **kwargs)
+
+    return call
+
+
+def wrap(path, function):
+    """Puts `function` in the place of a function of PyTorch: see wrapped()."""
     owner, name = _find(path)
-    original = getattr(owner, name)
-    made = functools.wraps(original)(make(original))
-    is_static = isinstance(vars(owner).get(name), staticmethod)
+    made = wrapped(getattr(owner, name), function)
+    is_static = isinstance(vars(owner).get(name), staticmethod | classmethod)
     setattr(owner, name, staticmethod(made) if is_static else made)

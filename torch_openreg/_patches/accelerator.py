@@ -3,27 +3,26 @@
 import torch
 
 from .. import _C, openreg
+from ..openreg import _stray
 from . import wrap
 
-_check_index = _C._check_index
+
+def _check_first(function, index):
+    _C._check_index(index)
+    return function(index)
 
 
-def _checked(function):
-    def checked(index):
-        _check_index(index)
-        return function(index)
+def _initialize(choose, index):
+    before = choose(index)
+    if index >= 0 and not _C._is_active(index):
+        openreg.init()
+    return before
 
-    return checked
 
-
-def _initializing(function):
-    def choose(index):
-        before = function(index)
-        if index >= 0 and not _C._is_active(index):
-            openreg.init()
-        return before
-
-    return choose
+def _select(choose, index):
+    _initialize(choose, index)
+    if index >= 0:
+        _stray.check(index, stacklevel=5)
 
 
 def _autocast_higher_order_operators():
@@ -39,8 +38,8 @@ def install():
     # The guard takes -1 for the current device. Before first use synchronize is a no-op and does
     # not check the index.
     for name in ("synchronizeDevice", "exchangeDevice", "getStream"):
-        wrap(f"torch._C._accelerator_{name}", _checked)
+        wrap(f"torch._C._accelerator_{name}", _check_first)
     # Where the device is CUDA, choosing one initializes it, as torch.openreg.set_device does.
-    for name in ("setDeviceIndex", "exchangeDevice"):
-        wrap(f"torch._C._accelerator_{name}", _initializing)
+    wrap("torch._C._accelerator_exchangeDevice", _initialize)
+    wrap("torch._C._accelerator_setDeviceIndex", _select)
     _autocast_higher_order_operators()

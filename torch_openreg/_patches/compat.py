@@ -15,17 +15,13 @@ def on_first_use():
         wrap(name, _check_optimizers)
 
 
-def _check_optimizers(check_theirs):
+def _check_optimizers(check_theirs, optimizer):
     """Operators whose state a capture would freeze, as on CUDA."""
-
-    def check(self):
-        check_theirs(self)
-        if torch.compiler.is_compiling() or not _C._is_current_stream_capturing():
-            return  # Dynamo does not trace its callers, as in PyTorch's own check
-        if not all(group["capturable"] for group in self.param_groups):
-            raise RuntimeError(
-                f"Attempting graph capture of step() for an instance of {type(self).__name__} but "
-                "param_groups' capturable is False."
-            )
-
-    return check
+    check_theirs(optimizer)
+    if torch.compiler.is_compiling() or not _C._is_current_stream_capturing():
+        return  # Dynamo does not trace its callers, as in PyTorch's own check
+    if not all(group["capturable"] for group in optimizer.param_groups):
+        raise RuntimeError(
+            f"Attempting graph capture of step() for an instance of {type(optimizer).__name__} but "
+            "param_groups' capturable is False."
+        )

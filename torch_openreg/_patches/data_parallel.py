@@ -15,7 +15,7 @@ from torch._utils import (
     _unflatten_dense_tensors,
 )
 
-from ..openreg._utils import is_ours, type_name
+from ..openreg._utils import OWN_NAME, is_ours, type_name
 from ..openreg.streams import StreamContext
 from . import replace, wrap
 
@@ -23,12 +23,12 @@ from . import replace, wrap
 def _device(index):
     if index < 0:
         raise RuntimeError(f"Expected non-negative device index, but got {index}")
-    return torch.device("openreg", index)
+    return torch.device(OWN_NAME, index)
 
 
 def _check_outputs(outputs):
     for i, output in enumerate(outputs):
-        if not output.is_openreg:
+        if not is_ours(output.device):
             raise RuntimeError(
                 f"Expected all output tensors to be {type_name()} tensors, but output tensor at "
                 f"index {i} has device '{output.device}'"
@@ -167,7 +167,7 @@ def _gathered_size(tensors, dim):
     dim = _wrapped(dim, tensors[0])
     expected = list(tensors[0].size())
     for i, tensor in enumerate(tensors):
-        if not tensor.is_openreg:
+        if not is_ours(tensor.device):
             raise RuntimeError(
                 f"Expected all input tensors to be {type_name()} tensors, but tensor at index {i} "
                 f"has device '{tensor.device}'"
@@ -191,14 +191,14 @@ def _gather_to(tensors, out, dim):
     chunks = out.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
     for chunk, tensor in zip(chunks, tensors, strict=True):
         # A copy to the host without a wait would be read too early.
-        chunk.copy_(tensor, non_blocking=out.is_openreg)
+        chunk.copy_(tensor, non_blocking=is_ours(out.device))
     return out
 
 
 def _gather(tensors, dim, destination):
     """Joins the tensors on the device with that index: None is the current one, -1 the CPU."""
     size, dim = _gathered_size(tensors, dim)
-    where = "cpu" if destination == -1 else "openreg" if destination is None else destination
+    where = "cpu" if destination == -1 else OWN_NAME if destination is None else destination
     where = _device(where) if isinstance(where, int) else where
     out = torch.empty(size, dtype=tensors[0].dtype, device=where, memory_format=_format(tensors))
     return _gather_to(tensors, out, dim)
@@ -249,24 +249,17 @@ def _ours_or(theirs, ours):
     return choose
 
 
-def _not_of_ours(is_available):
-    def for_cuda(tensors):
-        return not any(is_ours(t.device) for t in tensors) and is_available(tensors)
-
-    return for_cuda
+def _not_of_ours(is_available, tensors):
+    return not any(is_ours(t.device) for t in tensors) and is_available(tensors)
 
 
-def _taking_ours(apply):
+def _taking_ours(apply, modules, inputs, kwargs_tup=None, devices=None):
     """Its threads have autocast's default dtype, as on CUDA."""
-
-    def parallel_apply(modules, inputs, kwargs_tup=None, devices=None):
-        if devices is not None:
-            devices = [_index(device) for device in devices]
-        if torch.is_autocast_enabled(type_name()):
-            modules = [_in_autocast(module) for module in modules]
-        return apply(modules, inputs, kwargs_tup, devices)
-
-    return parallel_apply
+    if devices is not None:
+        devices = [_index(device) for device in devices]
+    if torch.is_autocast_enabled(type_name()):
+        modules = [_in_autocast(module) for module in modules]
+    return apply(modules, inputs, kwargs_tup, devices)
 
 
 def _in_autocast(module):

@@ -21,31 +21,25 @@ def _wait_for_producer(stream, index):
         consumer.wait_stream(producer)
 
 
-def _device_of(original):
-    def __dlpack_device__(self):
-        if has_torch_function_unary(self) or not is_ours(self.device):
-            return original(self)
-        return (DLDeviceType.kDLExtDev, self.device.index)
-
-    return __dlpack_device__
+def _device_of(original, tensor):
+    if has_torch_function_unary(tensor) or not is_ours(tensor.device):
+        return original(tensor)
+    return (DLDeviceType.kDLExtDev, tensor.device.index)
 
 
-def _export(original):
-    def __dlpack__(self, *, stream=-1, **options):
-        if is_ours(self.device) and self.is_neg():
-            # PyTorch exports the memory as it is, so the sign would be lost.
-            raise BufferError(
-                "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
-            )
-        if is_ours(self.device):  # raises if the storage was freed or shrunk
-            self.detach().as_strided(self.size(), self.stride())
-        capsule = original(self, stream=stream, **options)
-        # PyTorch itself waits where the device is called cuda.
-        if stream not in (None, -1) and is_ours(self.device) and self.device.type != "cuda":
-            _wait_for_producer(stream, self.device.index)
-        return capsule
-
-    return __dlpack__
+def _export(original, tensor, *, stream=-1, **options):
+    if is_ours(tensor.device) and tensor.is_neg():
+        # PyTorch exports the memory as it is, so the sign would be lost.
+        raise BufferError(
+            "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
+        )
+    if is_ours(tensor.device):  # raises if the storage was freed or shrunk
+        tensor.detach().as_strided(tensor.size(), tensor.stride())
+    capsule = original(tensor, stream=stream, **options)
+    # PyTorch itself waits where the device is called cuda.
+    if stream not in (None, -1) and is_ours(tensor.device) and tensor.device.type != "cuda":
+        _wait_for_producer(stream, tensor.device.index)
+    return capsule
 
 
 def install():

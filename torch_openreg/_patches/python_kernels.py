@@ -42,29 +42,26 @@ def _refuse_earlier():
             library._registration_handles.append(_Handle(library.m, kernel))
 
 
-def _for_the_cpu_alone(impl):
-    def impl_for_the_cpu_alone(self, op_name, fn, dispatch_key="", **options):
-        key = dispatch_key or self.dispatch_key
-        if key not in KEYS or fn is fallthrough_kernel:
-            return impl(self, op_name, fn, dispatch_key, **options)
-        name = self._resolve_op_name(op_name, "impl").split("::")[-1]
-        kernel = _C._PythonKernel(f"{self.ns}::{name}", key)
+def _for_the_cpu_alone(impl, library, op_name, fn, dispatch_key="", **options):
+    key = dispatch_key or library.dispatch_key
+    if key not in KEYS or fn is fallthrough_kernel:
+        return impl(library, op_name, fn, dispatch_key, **options)
+    name = library._resolve_op_name(op_name, "impl").split("::")[-1]
+    kernel = _C._PythonKernel(f"{library.ns}::{name}", key)
 
-        def register():
-            kernel.registered()
-            self._registration_handles.append(_Handle(self.m, kernel))
+    def register():
+        kernel.registered()
+        library._registration_handles.append(_Handle(library.m, kernel))
 
-        kernel.pause()
-        try:
-            impl(self, op_name, fn, dispatch_key, **options)
-            register()
-        except Warning:  # a filter raised it when the kernel was registered
-            register()
-            raise
-        finally:
-            kernel.resume()
-
-    return impl_for_the_cpu_alone
+    kernel.pause()
+    try:
+        impl(library, op_name, fn, dispatch_key, **options)
+        register()
+    except Warning:  # a filter raised it when the kernel was registered
+        register()
+        raise
+    finally:
+        kernel.resume()
 
 
 def install():

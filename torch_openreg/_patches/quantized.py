@@ -10,13 +10,10 @@ from ..openreg._utils import is_ours
 from . import wrap
 
 
-def _on_the_others_device(empty):
-    def empty_quantized(size, qtensor, *, device=None, **options):
-        if device is None and isinstance(qtensor, torch.Tensor) and is_ours(qtensor.device):
-            device = qtensor.device
-        return empty(size, qtensor, device=device, **options)
-
-    return empty_quantized
+def _on_the_others_device(empty, size, qtensor, *, device=None, **options):
+    if device is None and isinstance(qtensor, torch.Tensor) and is_ours(qtensor.device):
+        device = qtensor.device
+    return empty(size, qtensor, device=device, **options)
 
 
 def on_first_use():

@@ -21,7 +21,7 @@ from torch import OutOfMemoryError as OutOfMemoryError
 from . import _typed, amp, comm, graphs, memory, random, sparse, streams  # noqa: F401
 from . import device as _device_module
 from ._lazy import _is_in_bad_fork, _lazy_call, _lazy_init, init, is_initialized  # noqa: F401
-from ._utils import _get_device_index  # noqa: F401
+from ._utils import OWN_MODULE, _get_device_index  # noqa: F401
 from .amp import get_amp_supported_dtype
 from .device import *  # noqa: F403 (their own lists say what)
 from .device import (  # noqa: F401 (PyTorch's code asks for these)
@@ -43,7 +43,7 @@ from .streams import _set_stream_by_id  # noqa: F401
 _LATER = ("sanitizer", "testing")
 SUBMODULES = ("_utils", "amp", "comm", "graphs", "memory", "random", "sparse", "streams", *_LATER)
 
-_TYPED = _typed.tensor_classes("torch.openreg") | _typed.storage_classes()
+_TYPED = _typed.tensor_classes(OWN_MODULE) | _typed.storage_classes()
 globals().update(_TYPED)
 
 
@@ -52,8 +52,13 @@ def __getattr__(name):
     if name == "_initialized":
         return is_initialized()
     if name in _LATER:
-        return importlib.import_module(f"torch.openreg.{name}")
+        return importlib.import_module(f"{OWN_MODULE}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _inductor_backend_init():
+    """Called by the first compilation from PyTorch 2.15 on; before, Inductor's import does it."""
+    importlib.import_module("torch_openreg._compile.inductor")
 
 
 def __dir__():

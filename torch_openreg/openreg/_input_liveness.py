@@ -13,7 +13,7 @@ from ._utils import type_name
 
 def _line():
     """The innermost line outside of torch and this package, as ``train.py:41``."""
-    from .sanitizer._reports import is_users
+    from .sanitizer._frames import is_users
 
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):

@@ -3,6 +3,8 @@
 import threading
 
 from .. import _C
+from . import _stray
+from ._utils import OWN_NAME
 
 _lock = threading.RLock()
 _called = False
@@ -38,11 +40,12 @@ def _lazy_init():
     with _lock:
         if _is_in_bad_fork():
             raise RuntimeError(
-                "Cannot re-initialize openreg in forked subprocess. To use openreg with "
-                "multiprocessing, you must use the 'spawn' start method"
+                f"Cannot re-initialize {OWN_NAME} in forked subprocess.\n"
+                f"To use {OWN_NAME} with multiprocessing, you must use the 'spawn' start method"
             )
         if not _called:
             _called = True
+            _stray.note_first_use()
             _C._register_operators()
             from .._patches import compat, quantized, refusals  # not a part of `import torch`
 

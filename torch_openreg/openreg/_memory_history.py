@@ -3,10 +3,12 @@
 Part of ``torch.openreg.memory``, which has the names.
 """
 
+import collections
 import inspect
 import json
 import pickle
 import sys
+import time
 
 import torch
 from torch.cuda._memory_viz import memory as _memory
@@ -14,7 +16,10 @@ from torch.cuda._memory_viz import segments as _segments
 
 from .. import _C
 from ._lazy import is_initialized
-from ._utils import device_index
+from ._utils import OWN_NAME, a_device, device_index, is_ours
+
+_annotations = None  # (device, entry), while the history is recorded
+_annotation_stacks = False
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
@@ -40,6 +45,10 @@ def _snapshot(device=None, augment_with_fx_traces=False):
     if device is not None:
         device_index(device)
     snapshot = _C._memory_snapshot(True)
+    for index, entry in list(_annotations or ()):
+        trace = snapshot["device_traces"][index]
+        later = (at for at, other in enumerate(trace) if other["time_us"] > entry["time_us"])
+        trace.insert(next(later, len(trace)), dict(entry))
     if augment_with_fx_traces:
         snapshot = torch._utils._augment_memory_snapshot_stack_traces(snapshot)
     return snapshot
@@ -82,14 +91,46 @@ def _record_memory_history_impl(
         device_index(device)
     if compile_context or global_record_annotations or record_pinned_host_memory or not record_cuda:
         raise NotImplementedError(
-            "openreg keeps no compile_context, no global_record_annotations and no pinned memory "
-            "in its history, and cannot leave out the device's"
+            f"{OWN_NAME}'s history has no compile_context, no global_record_annotations\n"
+            "  and no pinned memory, and cannot leave out the device's"
         )
     if max_entries < 0:
         raise ValueError(f"max_entries is 0 or more, got {max_entries}")
     _C._memory_record_history(
         enabled, context, stacks, max_entries, clear_history, list(skip_actions or ())
     )
+    global _annotations, _annotation_stacks
+    kept = () if clear_history or _annotations is None else _annotations
+    _annotations = collections.deque(kept, max_entries) if enabled == "all" else None
+    _annotation_stacks = context in ("alloc", "all")
+
+
+def _annotate_tensor(tensor, metadata):
+    """Adds an entry ``"annotate"`` to the history of the device of `tensor`, with the address of
+    its storage, the caller's stack and the text `metadata` as ``user_metadata``. Does nothing while
+    no history is recorded. A tensor elsewhere raises ValueError."""
+    if not is_ours(tensor.device):
+        raise ValueError(f"expected a tensor on {a_device()}, got one on {tensor.device}")
+    if _annotations is None:
+        return
+    storage, frames = tensor.untyped_storage(), []
+    frame = sys._getframe(1) if _annotation_stacks else None
+    while frame is not None:
+        code = frame.f_code
+        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back
+    entry = {
+        "action": "annotate",
+        "addr": storage.data_ptr(),
+        "size": storage.nbytes(),
+        "stream": torch.accelerator.current_stream(tensor.device).stream_id,
+        "time_us": time.time_ns() // 1000,
+        "compile_context": "",
+        "user_metadata": metadata,
+        "pool_id": (0, 0),
+        "frames": frames,
+    }
+    _annotations.append((tensor.device.index, entry))
 
 
 def _record_memory_history_legacy(
@@ -155,8 +196,7 @@ def _set_memory_metadata(metadata):
     _C._memory_set_metadata(metadata)
 
 
-def _get_memory_metadata():
-    return _C._memory_get_metadata()
+_get_memory_metadata = _C._memory_get_metadata
 
 
 def attach_out_of_memory_observer(observer):

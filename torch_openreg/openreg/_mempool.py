@@ -9,12 +9,12 @@ import contextlib
 from .. import _C
 from ._lazy import _lazy_init
 from ._memory_history import memory_snapshot
-from ._utils import device_index
+from ._utils import OWN_MODULE, OWN_NAME, device_index
 
 
 def _refuse(name):
     raise NotImplementedError(
-        f"openreg's memory pools have no {name}: the device has one allocator"
+        f"{OWN_NAME}'s memory pools have no {name}: the device has one allocator"
     )
 
 
@@ -61,12 +61,8 @@ def _cuda_beginAllocateCurrentThreadToPool(device, mempool_id):
     _C._beginAllocateCurrentThreadToPool(device, mempool_id)
 
 
-def _cuda_endAllocateToPool(device, mempool_id):
-    _C._endAllocateToPool(device, mempool_id)
-
-
-def _cuda_releasePool(device, mempool_id):
-    _C._releasePool(device, mempool_id)
+_cuda_endAllocateToPool = _C._endAllocateToPool
+_cuda_releasePool = _C._releasePool
 
 
 @contextlib.contextmanager
@@ -82,7 +78,7 @@ def use_mem_pool(pool, device=None):
         device: the device, or None for the current one.
     """
     if not isinstance(pool, MemPool):
-        raise TypeError(f"expected a torch.openreg.MemPool, got {pool!r}")
+        raise TypeError(f"expected a {OWN_MODULE}.MemPool, got {pool!r}")
     index = device_index(device)
     _cuda_beginAllocateCurrentThreadToPool(index, pool.id)
     try:

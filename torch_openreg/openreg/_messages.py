@@ -17,6 +17,7 @@ happens there, and what to do.
 
 import linecache
 import os
+import re
 import textwrap
 
 WIDTH = 100
@@ -60,8 +61,10 @@ def place(filename, line):
 
 
 def wrap(text, indent="  ", more=None):
-    """The lines of a paragraph. A word longer than a line stays whole."""
-    more = indent if more is None else more
+    """The lines of a paragraph, whose own indentation they have, too. A word longer than a line
+    stays whole."""
+    own = text[: len(text) - len(text.lstrip())]
+    more = indent + own if more is None else more
     return textwrap.wrap(
         text,
         WIDTH,
@@ -70,6 +73,30 @@ def wrap(text, indent="  ", more=None):
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+_CLAUSE = re.compile(r"[;:.,] ")
+
+
+def sentence(text, beside=0):
+    """The text of an error in lines, which end where a clause does, if one fits.
+
+    Args:
+        beside: the room that the first line leaves for what stands before it.
+    """
+    lines, indent = [], ""
+    for line in text.split("\n"):
+        while len(indent) + len(line) > WIDTH - beside:
+            room = WIDTH - beside - len(indent)
+            ends = [match.end() for match in _CLAUSE.finditer(line, room // 2, room + 1)]
+            end = ends[-1] if ends else line.rfind(" ", 1, room + 1) + 1 or line.find(" ") + 1
+            if not end:
+                break
+            lines.append(indent + line[:end].rstrip())
+            line, indent, beside = line[end:].lstrip(), "  ", 0
+        lines.append(indent + line)
+        indent, beside = "", 0
+    return "\n".join(lines)
 
 
 class Place:
@@ -85,17 +112,18 @@ class Place:
         self.notes = notes
         self.label = place(frame.filename, frame.line) if frame else "(line not recorded)"
 
-    def lines(self, width, colour):
+    def lines(self, width=0):
         """`width` is that of the labels."""
+        width = max(width, len(self.label))
         beside = width <= _BESIDE
         indent = " " * (width + 5 if beside else 6)
         source = self._source(len(indent))
-        head = f"  {_paint(self.label.ljust(width if beside else 0), _CYAN, colour)}"
+        head = f"  {self.label.ljust(width if beside else 0)}"
         if beside and source:
             head += f"   {source.pop(0)}"
         yield head.rstrip()
         for line in source:
-            yield f"{indent}{_paint(line, _RED, colour and set(line) <= set('^ '))}"
+            yield f"{indent}{line}"
         for note in self.notes:
             yield from wrap(note, indent)
 
@@ -125,8 +153,16 @@ class Place:
         return " " * (start - cut) + "^" * (end - start)
 
 
-def _paint(text, code, colour):
-    return f"{code}{text}{_END}" if colour else text
+_LABEL = re.compile(r"^  (\S+:\d+|\(line not recorded\))(?=   |$)", re.MULTILINE)
+_UNDERLINE = re.compile(r"^( +)(\^+)$", re.MULTILINE)
+_TITLE = re.compile(r"^(\w+: )(.*)")
+
+
+def paint(text):
+    """A message with a terminal's codes for colours."""
+    text = _LABEL.sub(rf"  {_CYAN}\1{_END}", text)
+    text = _UNDERLINE.sub(rf"\1{_RED}\2{_END}", text)
+    return _TITLE.sub(rf"{_RED}\1{_END}{_BOLD}\2{_END}", text)
 
 
 def help_text(helps):
@@ -149,18 +185,16 @@ def message(title, places=(), paragraphs=(), helps=(), kind="error", colour=Fals
         helps: groups of Help; each group alone mends the program.
     """
     head = f"{kind}: " if kind else ""
-    first, *rest = wrap(head + title, "", "    ")
-    if colour and head:
-        first = _paint(head, _RED, True) + _paint(first[len(head) :], _BOLD, True)
-    lines = [first, *rest]
+    lines = wrap(head + title, "", "    ")
     if places:
         lines.append("")
     width = max((len(at.label) for at in places), default=0)
     for at in places:
-        lines += at.lines(width, colour)
+        lines += at.lines(width)
     if paragraphs or helps:
         lines.append("")
     for paragraph in paragraphs:
         lines += wrap(paragraph)
     lines += help_text(helps)
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return paint(text) if colour else text

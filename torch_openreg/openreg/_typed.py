@@ -7,7 +7,7 @@ storage classes take the name of the module that has them.
 import torch
 from torch._utils import classproperty
 
-from ._utils import is_ours
+from ._utils import OWN_MODULE, OWN_NAME, is_ours
 
 
 class _TensorType(type):
@@ -19,10 +19,11 @@ class _TensorType(type):
         own = {"__module__": module, "__qualname__": name}
         made = super().__new__(cls, f"{module}.{name}", (), own)
         made.dtype, made.layout = dtype, layout
-        made.is_sparse, made.is_cuda, made.is_openreg = layout is torch.sparse_coo, False, True
+        made.is_sparse, made.is_cuda = layout is torch.sparse_coo, False
+        setattr(made, f"is_{OWN_NAME}", True)
         made.__doc__ = (
             f"``torch.{name}`` on the current device, in the layout {layout}. Its arguments are "
-            f"those of torch.{name}; `isinstance(tensor, torch.openreg.{name})` asks for the "
+            f"those of torch.{name}; `isinstance(tensor, {OWN_MODULE}.{name})` asks for the "
             "device's type, the dtype and the layout."
         )
         return made
@@ -34,7 +35,7 @@ class _TensorType(type):
 
     def __call__(cls, *args, **kwargs):
         # PyTorch's own constructor, which takes the kind of tensor from an example.
-        like = torch.empty(0, dtype=cls.dtype, layout=cls.layout, device="openreg")
+        like = torch.empty(0, dtype=cls.dtype, layout=cls.layout, device=OWN_NAME)
         return like.new(*args, **kwargs)
 
     def __instancecheck__(cls, value):
@@ -60,28 +61,28 @@ class _Storage(torch.storage._LegacyStorage):
     @classmethod
     def from_buffer(cls, *args, **kwargs):
         torch.storage._warn_typed_storage_removal()
-        raise RuntimeError("from_buffer: Not available for openreg storage")
+        raise RuntimeError(f"from_buffer: Not available for {OWN_NAME} storage")
 
     @classmethod
     def _new_with_weak_ptr(cls, *args, **kwargs):
-        raise RuntimeError("_new_with_weak_ptr: Not available for openreg storage")
+        raise RuntimeError(f"_new_with_weak_ptr: Not available for {OWN_NAME} storage")
 
     @classmethod
     def _new_shared_filename(cls, manager, obj, size, *, device=None, dtype=None):
-        raise RuntimeError("_new_shared_filename: Not available for openreg storage")
+        raise RuntimeError(f"_new_shared_filename: Not available for {OWN_NAME} storage")
 
 
 def _storage_class(name, dtype):
     own = {"dtype": classproperty(lambda cls: dtype), "_dtype": classproperty(lambda cls: dtype)}
     doc = f"A ``torch.TypedStorage`` of {dtype} on the current device; PyTorch warns of its use."
-    own |= {"__module__": "torch.openreg", "__doc__": doc}
+    own |= {"__module__": OWN_MODULE, "__doc__": doc}
     return type(_Storage)(name, (_Storage,), own)
 
 
 def tensor_classes(module):
     """torch.cuda's tensor classes, for ``torch.openreg`` or its ``sparse``: name to class."""
     layout = torch.sparse_coo if module.endswith("sparse") else torch.strided
-    of_cuda = module.replace("openreg", "cuda")
+    of_cuda = module.replace(OWN_MODULE, "torch.cuda")
     made = {
         theirs.__name__: _TensorType(module, theirs.__name__, theirs.dtype, layout)
         for theirs in sorted(torch._tensor_classes, key=lambda kind: kind.__name__)

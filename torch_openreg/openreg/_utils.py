@@ -1,19 +1,29 @@
-"""Converts device arguments to indices."""
+"""What several modules use: the indices of device arguments, and functions of PyTorch's."""
+
+import types
 
 import torch
 
 from .. import _C
 
+# The device's own name: "openreg", or that of a package (torch_openreg/_packages.py).
+OWN_NAME = _C._own_name()
+# The name of this module in PyTorch.
+OWN_MODULE = f"torch.{OWN_NAME}"
+
 
 def type_name():
-    """The process's name for our devices."""
+    """The process's name for our devices: OWN_NAME, or "cuda" under as_cuda()."""
     return torch._C._get_privateuse1_backend_name()
 
 
 def a_device():
     """The same with an article: ``an openreg device``."""
-    name = type_name()
-    return f"{'an' if name == 'openreg' else 'a'} {name} device"
+    return f"{_with_article(type_name())} device"
+
+
+def _with_article(name):
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def is_ours(device):
@@ -71,8 +81,8 @@ def _get_device_index(device, optional=False, allow_cpu=False):
     if isinstance(device, torch.device):
         index = -1 if device.type == "cpu" else device.index
         if not is_ours(device) and not (allow_cpu and device.type == "cpu"):
-            allowed = "openreg or cpu" if allow_cpu else "openreg"
-            raise ValueError(f"Expected an {allowed} device, but got: {device}")
+            allowed = f"{OWN_NAME} or cpu" if allow_cpu else OWN_NAME
+            raise ValueError(f"Expected {_with_article(allowed)} device, but got: {device}")
     if index is not None:
         return index
     if not optional:
@@ -80,3 +90,10 @@ def _get_device_index(device, optional=False, allow_cpu=False):
             f"Expected a torch.device with a specified index or an integer, but got: {device!r}"
         )
     return _C._get_device()
+
+
+def borrowed(function, **names):
+    """A function of PyTorch's that is written for CUDA, with these names in place of those of its
+    module."""
+    found = {**function.__globals__, **names}
+    return types.FunctionType(function.__code__, found, argdefs=function.__defaults__)

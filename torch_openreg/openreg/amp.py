@@ -5,7 +5,7 @@ import functools
 import torch
 
 from .. import _C
-from ._utils import type_name
+from ._utils import OWN_NAME, type_name
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_supported_dtype"]
 
@@ -38,9 +38,9 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(type_name(), *args, **kwargs)
 
 
-custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="openreg")
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type=OWN_NAME)
 custom_fwd.__doc__ = """``torch.amp.custom_fwd`` for the device: a decorator of the ``forward`` of
 an autograd function, whose `cast_inputs` is a dtype that floating-point arguments are cast to."""
-custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="openreg")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type=OWN_NAME)
 custom_bwd.__doc__ = """``torch.amp.custom_bwd`` for the device: a decorator of the ``backward``,
 which then runs in the autocast mode of its ``forward``."""

@@ -5,9 +5,10 @@ import operator
 
 import torch
 
-from .. import _C
+from .. import _C, _transit
+from . import _stray
 from ._lazy import _lazy_init, init
-from ._utils import DeviceContext, a_device, device_index, is_ours
+from ._utils import OWN_NAME, DeviceContext, a_device, device_index, is_ours
 
 __all__ = [
     "can_device_access_peer",
@@ -55,7 +56,7 @@ def _get_device(device):
     """The torch.device that `device`, a name or an index, names."""
     if isinstance(device, str):
         return torch.device(device)
-    return torch.device("openreg", device) if isinstance(device, int) else device
+    return torch.device(OWN_NAME, device) if isinstance(device, int) else device
 
 
 def current_device():
@@ -71,9 +72,12 @@ def _names_none(device):
 
 def set_device(device):
     """Makes `device` current for the calling thread and initializes it. A negative index does
-    nothing."""
+    nothing. OPENREG_CHECK_STRAY_CONTEXT=warn or error tells of another device that the process has
+    used before."""
     if not _names_none(device):
-        _exchange_device(device_index(device))
+        index = device_index(device)
+        _exchange_device(index)
+        _stray.check(index, stacklevel=3)
 
 
 def _exchange_device(device):
@@ -182,9 +186,21 @@ def reset(device=None):
     _C._reset(device_index(device))
 
 
+def _uuid(properties):
+    """A name of the device that is the same in every process of this machine until it boots."""
+    import uuid
+
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return uuid.uuid5(uuid.UUID(boot.read().strip()), f"{OWN_NAME}:{properties.index}")
+
+
+_C._DeviceProperties.uuid = property(_uuid)
+
+
 def get_device_properties(device=None):
-    """The properties of `device`, as attributes: name, total_memory, factory, lanes, host_cores and
-    more. They never change: two calls for one device return equal objects."""
+    """The properties of `device`, as attributes: name, total_memory, factory, lanes, host_cores,
+    uuid and more. They never change: two calls for one device return equal objects. The uuid is
+    different for each device, and the same in every process of the machine."""
     return _C._get_device_properties(device_index(device))
 
 
@@ -223,7 +239,10 @@ def _is_compiled():
 
 
 def ipc_collect():
-    """Does nothing: no device memory is shared between processes, so there is none to return."""
+    """Returns memory that was shared with other processes and that none of them holds any more, and
+    unmaps other processes' memory of which this one holds nothing."""
+    _transit.end_lost()
+    _C._ipc_collect()
 
 
 def get_arch_list():
@@ -289,9 +308,9 @@ def fallback_stats(reset=False):
     """Counts the ways in which operators ran.
 
     Returns a dictionary from an operator's name to how often (``count``) and for how long in all
-    (``seconds``) it was ``asynchronous`` (queued; the time is that of its kernels), ``waited`` for,
-    or ``copying`` its tensors to the CPU and back. Does not wait, so queued work that has not run
-    yet is not counted.
+    (``seconds``) it was ``asynchronous`` (queued; the time is that of the CPU's kernels),
+    ``waited`` for, or ``copying`` its tensors to the CPU and back. Does not wait, so queued work
+    that has not run yet is not counted, unless it is for a device's own kernel.
 
     Args:
         reset: whether counting starts anew after this call.
@@ -302,11 +321,14 @@ def fallback_stats(reset=False):
 def hang_report():
     """What every stream with work does and what it waits for, as text.
 
-    It names each stream's next task and operator, the event or value that it waits for, and streams
-    that wait for each other. The call does not wait. With ``OPENREG_WATCHDOG_S`` the same text is
-    printed when no stream makes progress; the host's own stacks come from ``faulthandler``.
+    It has the lines on which the program's threads wait for a device, and names each stream's next
+    task and operator, and what that task waits for. The call does not wait. With
+    ``OPENREG_WATCHDOG_S`` the same text is printed when no stream makes progress; whole stacks come
+    from ``faulthandler``.
     """
-    return _C._hang_report()
+    from . import _texts
+
+    return _texts.hang_report(_C._hang_report())
 
 
 _SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}

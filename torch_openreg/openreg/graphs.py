@@ -20,11 +20,19 @@ import torch
 import torch.cuda.graphs
 
 from .. import _C
+from ._graph_hooks import EVERY, HookedGraph
+from ._graph_hooks import export_dot as export_dot
+from ._graph_hooks import register_graph_capture_end_hook as register_graph_capture_end_hook
+from ._graph_hooks import register_graph_capture_start_hook as register_graph_capture_start_hook
+from ._graph_hooks import register_graph_destroy_hook as register_graph_destroy_hook
+from ._graph_hooks import register_graph_instantiate_hook as register_graph_instantiate_hook
+from ._graph_hooks import register_graph_replay_end_hook as register_graph_replay_end_hook
+from ._graph_hooks import register_graph_replay_start_hook as register_graph_replay_start_hook
 from ._input_liveness import InputLiveness
 from ._mempool import graph_pool_handle
-from ._utils import type_name
+from ._utils import OWN_NAME, borrowed, type_name
 from .device import current_device, synchronize
-from .memory import empty_cache
+from .memory import empty_cache, memory_snapshot
 from .streams import Stream, stream
 
 __all__ = [
@@ -34,6 +42,8 @@ __all__ = [
     "is_current_stream_capturing",
     "make_graphed_callables",
 ]
+if hasattr(torch.cuda, "export_dot"):  # PyTorch 2.14: before it, a name of torch.openreg.graphs
+    __all__ += ["export_dot"]
 
 
 # Read here, because under as_cuda() the names are this file's. Their arguments depend on PyTorch's
@@ -47,16 +57,23 @@ def is_current_stream_capturing():
     return _C._is_current_stream_capturing()
 
 
-class Graph(torch.accelerator.Graph):
+class Graph(HookedGraph, torch.accelerator.Graph):
     """``torch.accelerator.Graph``, whose ``capture_begin`` accepts the arguments of
     ``torch.cuda.CUDAGraph``'s.
 
     Args:
         keep_graph: the graph is instantiated by ``instantiate`` or the first ``replay``, not by
-            ``capture_end``. There is nothing to instantiate here, so it makes no difference.
+            ``capture_end``. There is nothing to instantiate here, so only hooks see the difference.
+        pool: as of ``capture_begin``.
+        capture_error_mode: as of ``capture_begin``.
     """
 
     _followers = ()  # of the capture, from its begin to stop(); each has a check of a replay
+    _pending = False  # captured, and not instantiated
+
+    def __init__(self, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        super().__init__(keep_graph, pool=pool, capture_error_mode=capture_error_mode)
+        self._keep_graph = keep_graph
 
     def capture_begin(self, pool=None, capture_error_mode=None, check_input_liveness=False):
         """Begins to capture what is queued on the current stream, by any thread.
@@ -86,21 +103,45 @@ class Graph(torch.accelerator.Graph):
 
             followers.append(FirstCalls())
         self._followers = tuple(followers)
+        self.run("capture_start")
 
     def capture_end(self):
         """Ends the capture, on the stream on which it began."""
         self._followers = tuple(follower for follower in self._followers if follower.stop())
         super(torch.accelerator.Graph, self).capture_end()
+        self.run("capture_end")
+        self._pending = True
+        if not self._keep_graph:
+            self.instantiate()
+
+    def instantiate(self):
+        """Only calls the hooks. ``capture_end`` or the first ``replay`` calls it."""
+        super(torch.accelerator.Graph, self).instantiate()
+        self._pending = False
+        self._instantiated()
 
     def replay(self):
         """Queues the captured work on the current stream."""
         for follower in self._followers:
             follower.check()
-        super(torch.accelerator.Graph, self).replay()
+        if self._pending:
+            self.instantiate()
+        if self._own is None and not EVERY["replay_start"] and not EVERY["replay_end"]:
+            self._replays()
+            super(torch.accelerator.Graph, self).replay()
+            return
+        self.run("replay_start")
+        try:
+            self._replays()
+            super(torch.accelerator.Graph, self).replay()
+        finally:
+            self.run("replay_end")
 
     def reset(self):
         """Releases what was captured, so that the graph can be captured again."""
         self._forget()
+        self._pending = False
+        self._release()
         super(torch.accelerator.Graph, self).reset()
 
     def _forget(self):
@@ -113,9 +154,7 @@ class Graph(torch.accelerator.Graph):
         becomes the graph's when a capture draws from it."""
 
 
-@functools.cache
-def _capture_stream(device):
-    return Stream(device)
+_capture_stream = functools.cache(Stream)
 
 
 class graph:
@@ -145,8 +184,9 @@ class graph:
         given = types.SimpleNamespace(**given.arguments)
         if given.enable_annotations:
             raise NotImplementedError(
-                "enable_annotations=True: they are for NVIDIA's tools, which see no openreg graph; "
-                "debug_dump draws one"
+                "enable_annotations=True: they are for NVIDIA's tools, "
+                f"which see no {OWN_NAME} graph\n"
+                "  help: debug_dump draws one"
             )
         if given.stream is None:
             given.stream = self.default_capture_stream or _capture_stream(current_device())
@@ -184,19 +224,58 @@ class graph:
             self._stream.__exit__(*exception)
 
 
+class _Pass(graph):
+    """The capture of a pass of a graphed callable."""
+
+    def __exit__(self, *exception):
+        if _C._sanitizer_active():
+            self.cuda_graph.reads = frozenset(_C._graph_reads())
+        return super().__exit__(*exception)
+
+
+def _needs_its_call(forward, backward, inputs):
+    """Whether the backward pass reads what each call writes: its arguments, or what it saved in the
+    graph's pool."""
+    known = inspect.getclosurevars(forward).nonlocals
+    if "fwd_graph" in known:  # before PyTorch 2.15
+        known |= inspect.getclosurevars(inspect.unwrap(backward)).nonlocals
+        forward_graph, backward_graph = known["fwd_graph"], known["bwd_graph"]
+    else:
+        forward_graph, backward_graph = inputs[0]
+    reads = getattr(backward_graph, "reads", ())
+    if not reads:
+        return False
+    arguments = known["static_input_surface"][: known["len_user_args"]]
+    if any(argument.untyped_storage().data_ptr() in reads for argument in arguments):
+        return True
+    saved = memory_snapshot(forward_graph.pool())
+    return any(0 <= read - s["address"] < s["total_size"] for read in reads for s in saved)
+
+
 class _Function(torch.autograd.Function):
-    """The base of a graphed callable. The sanitizer tells the outputs of its calls apart, though
-    all calls write the same memory."""
+    """The base of a graphed callable. The sanitizer tells its calls apart, though all of them write
+    the same memory."""
 
     def __init_subclass__(cls):
         super().__init_subclass__()
-        forward, outputs = cls.forward, _C._GraphOutputs()
+        forward, backward, outputs = cls.forward, cls.backward, _C._GraphOutputs()
+        needs = None
 
         def call(ctx, *inputs):
+            nonlocal needs
             made = forward(ctx, *inputs)
-            return tuple(outputs.add(made)) if _C._sanitizer_active() else made
+            if _C._sanitizer_active():
+                if needs is None:
+                    needs = _needs_its_call(forward, backward, inputs)
+                made, ctx.call = tuple(outputs.add(made)), outputs.count
+            return made
 
-        cls.forward = staticmethod(call)
+        def call_backward(ctx, *gradients):
+            if needs and _C._sanitizer_active() and hasattr(ctx, "call"):
+                outputs.backward(ctx.call)
+            return backward(ctx, *gradients)
+
+        cls.forward, cls.backward = staticmethod(call), staticmethod(call_backward)
 
 
 class _Torch:
@@ -204,7 +283,7 @@ class _Torch:
 
     def __init__(self):
         self.cuda = types.SimpleNamespace(
-            CUDAGraph=Graph, graph=graph, stream=stream, Stream=Stream, synchronize=synchronize
+            CUDAGraph=Graph, graph=_Pass, stream=stream, Stream=Stream, synchronize=synchronize
         )
         self.autograd = types.SimpleNamespace(
             Function=_Function, function=torch.autograd.function, grad=torch.autograd.grad
@@ -237,10 +316,5 @@ def make_graphed_callables(*args, **kwargs):
 
     It synchronises the device. What is returned is asynchronous, on the current stream.
     """
-    names = {
-        **vars(torch.cuda.graphs),
-        "torch": _Torch(),
-        "graph_pool_handle": graph_pool_handle,
-    }
-    make = types.FunctionType(_THEIRS.__code__, names, argdefs=_THEIRS.__defaults__)
+    make = borrowed(_THEIRS, torch=_Torch(), graph_pool_handle=graph_pool_handle)
     return make(*args, **kwargs)

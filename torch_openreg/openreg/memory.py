@@ -14,6 +14,7 @@ from typing_extensions import deprecated
 from .. import _C
 from ._lazy import _lazy_init, is_initialized
 from ._memory_history import _allocation_traceback as _allocation_traceback
+from ._memory_history import _annotate_tensor as _annotate_tensor
 from ._memory_history import _dump_snapshot as _dump_snapshot
 from ._memory_history import _get_memory_metadata as _get_memory_metadata
 from ._memory_history import _record_memory_history as _record_memory_history
@@ -30,7 +31,7 @@ from ._mempool import (
 )
 from ._mempool import _cuda_endAllocateToPool as _cuda_endAllocateToPool
 from ._mempool import _cuda_releasePool as _cuda_releasePool
-from ._utils import device_index, type_name
+from ._utils import OWN_MODULE, OWN_NAME, borrowed, device_index, type_name
 
 __all__ = [
     "MemPool",
@@ -156,7 +157,7 @@ def reset_accumulated_memory_stats(device=None):
 
 
 @deprecated(
-    "`torch.openreg.memory_cached` has been renamed to `torch.openreg.memory_reserved`",
+    f"`{OWN_MODULE}.memory_cached` has been renamed to `{OWN_MODULE}.memory_reserved`",
     category=FutureWarning,
 )
 def memory_cached(device=None):
@@ -165,7 +166,7 @@ def memory_cached(device=None):
 
 
 @deprecated(
-    "`torch.openreg.max_memory_cached` has been renamed to `torch.openreg.max_memory_reserved`",
+    f"`{OWN_MODULE}.max_memory_cached` has been renamed to `{OWN_MODULE}.max_memory_reserved`",
     category=FutureWarning,
 )
 def max_memory_cached(device=None):
@@ -175,7 +176,7 @@ def max_memory_cached(device=None):
 
 def _reset_peaks_by_old_name(name, device):
     warnings.warn(
-        f"torch.openreg.{name} now calls torch.openreg.reset_peak_memory_stats, "
+        f"{OWN_MODULE}.{name} now calls {OWN_MODULE}.reset_peak_memory_stats, "
         "which resets /all/ peak memory stats.",
         FutureWarning,
         stacklevel=3,
@@ -242,7 +243,8 @@ def memory_usage(device=None):
     """Raises NotImplementedError: the memory traffic of `device` is not measured."""
     device_index(device)
     raise NotImplementedError(
-        "openreg does not measure how busy device memory is: for how full it is, use mem_get_info()"
+        f"{OWN_NAME} does not measure how busy device memory is\n"
+        "  help: mem_get_info() has how full it is"
     )
 
 
@@ -304,7 +306,7 @@ def caching_allocator_delete(mem_ptr):
 
 
 @deprecated(
-    "torch.openreg._set_allocator_settings is deprecated. Use "
+    f"{OWN_MODULE}._set_allocator_settings is deprecated. Use "
     "torch._C._accelerator_setAllocatorSettings instead.",
     category=FutureWarning,
 )
@@ -316,84 +318,29 @@ def _set_allocator_settings(env):
 def change_current_allocator(allocator):
     """Raises NotImplementedError: the allocator is part of the device, and `allocator` cannot
     replace it."""
-    raise NotImplementedError("openreg's device allocator cannot be replaced")
+    raise NotImplementedError(f"{OWN_NAME}'s device allocator cannot be replaced")
 
 
 # ---- A summary to print ----
 
-_SIZES = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB")
-_COUNTS = (" ", "K", "M")
-
-_METRICS = (
-    ("allocated_bytes", "Allocated memory"),
-    ("active_bytes", "Active memory"),
-    ("requested_bytes", "Requested memory"),
-    ("reserved_bytes", "Reserved memory"),
-    ("inactive_split_bytes", "Non-releasable memory"),
-    ("allocation", "Allocations"),
-    ("active", "Active allocs"),
-    ("segment", "Reserved segments"),
-    ("inactive_split", "Non-releasable allocs"),
-)
-_WITHOUT_POOLS = (
-    ("oversize_allocations", "Oversize allocations"),
-    ("oversize_segments", "Oversize segments"),
-)
-_COLUMNS = ("current", "peak", "allocated", "freed")
-_WIDTH = 75
-
-
-def _scaled(value, leader, units, base, limit):
-    """Formats `value` in the unit that makes `leader`, the row's total, readable."""
-    unit = 0
-    while leader >= limit and unit < len(units) - 1:
-        leader /= base
-        value //= base
-        unit += 1
-    return value, units[unit]
-
-
-def _cell(key, value, leader):
-    if key.endswith("bytes"):
-        number, unit = _scaled(value, leader, _SIZES, 1024, 768 * 1024)
-        return f"{number:6d} {unit}"
-    number, unit = _scaled(value, leader, _COUNTS, 1000, 750 * 1000)
-    return f"{number:7d} {unit} "
-
-
-def _row(key, name, stats, leaders):
-    cells = (_cell(key, stats[column], leaders[column]) for column in _COLUMNS)
-    return f" {name:<21} | " + " | ".join(cells) + " "
-
-
-def _table(stats, abbreviated):
-    pools = {"all": None}
-    if not abbreviated:
-        pools |= {"large_pool": "      from large pool", "small_pool": "      from small pool"}
-    for key, name in _METRICS:
-        yield "-" * _WIDTH
-        for pool, pool_name in pools.items():
-            yield _row(key, pool_name or name, stats[key][pool], stats[key]["all"])
-    for key, name in _WITHOUT_POOLS:
-        yield "-" * _WIDTH
-        yield _row(key, name, stats[key], stats[key])
+_WORDS = {  # of the same width
+    "   PyTorch CUDA": f"PyTorch {OWN_NAME}".rjust(15),
+    "CUDA OOMs": "     OOMs",
+    "cudaMalloc": "allocation",
+    "GPU reserved memory  ": "Reserved memory      ",
+    "GPU reserved segments": "Reserved segments    ",
+    "Oversize GPU segments": "Oversize segments    ",
+}
+_SUMMARY = borrowed(torch.cuda.memory.memory_summary, memory_stats=memory_stats)
 
 
 def memory_summary(device=None, abbreviated=False):
-    """The statistics of `device` as a table to print. `abbreviated` omits the two pools."""
+    """The statistics of `device` as a table to print, PyTorch's own with the device's name.
+    `abbreviated` omits the two pools."""
     index = device_index(device)
-    stats = memory_stats_as_nested_dict(index)
-    if not stats:
+    if not is_initialized():
         return f"{type_name()}:{index} has not been used"
-    ooms, retries = stats["num_ooms"], stats["num_alloc_retries"]
-    lines = [
-        "=" * _WIDTH,
-        f"PyTorch openreg memory summary, device {index}".center(_WIDTH).rstrip(),
-        "-" * _WIDTH,
-        f"{f'Out of memory: {ooms}':^37}|{f'Retries of allocation: {retries}':^37}".rstrip(),
-        "=" * _WIDTH,
-        "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
-        *_table(stats, abbreviated),
-        "=" * _WIDTH,
-    ]
-    return "\n".join(f"|{line:<{_WIDTH}}|" for line in lines) + "\n"
+    table = _SUMMARY(index, abbreviated)
+    for theirs, ours in _WORDS.items():
+        table = table.replace(theirs, ours)
+    return table

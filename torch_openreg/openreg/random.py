@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _C
-from ._utils import device_index, type_name
+from ._utils import OWN_NAME, device_index, type_name
 
 __all__ = [
     "default_generators",
@@ -62,12 +62,12 @@ def _get_generator(device):
     return _C._default_generator(device_index(device))
 
 
-def _get_rng_state_offset(device="openreg"):
+def _get_rng_state_offset(device=OWN_NAME):
     """The number of draws from the default generator of `device` since it was seeded."""
     return _get_generator(device).get_offset()
 
 
-def _set_rng_state_offset(offset, device="openreg"):
+def _set_rng_state_offset(offset, device=OWN_NAME):
     """Makes the default generator of `device` continue after `offset` draws with its seed."""
     _get_generator(device).set_offset(offset)
 
@@ -102,7 +102,7 @@ def initial_seed():
     return _get_generator(None).initial_seed()
 
 
-def get_rng_state(device="openreg"):
+def get_rng_state(device=OWN_NAME):
     """The state of the default generator of `device`: a byte tensor on the CPU."""
     return _get_generator(device).get_state()
 
@@ -112,14 +112,14 @@ def get_rng_state_all():
     return [generator.get_state() for generator in default_generators]
 
 
-def set_rng_state(new_state, device="openreg"):
+def set_rng_state(new_state, device=OWN_NAME):
     """Sets the state of the default generator of `device`.
 
     Args:
         new_state: what get_rng_state has returned; a tensor of another size raises ValueError.
         device: the device.
     """
-    _get_generator(device).set_state(new_state.clone(memory_format=torch.contiguous_format))
+    _get_generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states):

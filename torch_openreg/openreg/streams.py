@@ -2,11 +2,12 @@
 
 import ctypes
 import threading
+import weakref
 
 import torch
 
 from .. import _C
-from ._utils import a_device, device_index, is_ours, type_name
+from ._utils import OWN_MODULE, OWN_NAME, a_device, device_index, is_ours, type_name
 
 __all__ = [
     "Event",
@@ -25,6 +26,13 @@ _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
 
 def _name(stream):
     return (stream.stream_id, stream.device_index)
+
+
+def _name_or_current(stream):
+    if stream is None:
+        return _name(current_stream())
+    _check_type(stream, torch.Stream)
+    return _name(stream)
 
 
 def _check_type(value, kind):
@@ -60,7 +68,7 @@ class Stream(torch.Stream):
             return super().__new__(cls, **kwargs)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"a stream's name is a string, not {name!r}")
-        where = torch.device("openreg", device_index(device))
+        where = torch.device(OWN_NAME, device_index(device))
         stream = super().__new__(cls, device=where, priority=priority, **kwargs)
         if name:
             _C._name_stream(stream.openreg_stream, name)
@@ -91,7 +99,10 @@ class Stream(torch.Stream):
         """Makes work queued on this stream from now on wait for the newest record of `event`. The
         host does not wait. An argument that is not a torch.Event raises TypeError."""
         _check_type(event, torch.Event)
-        super().wait_event(event)
+        if isinstance(event, _SharedEvent):
+            event.wait(self)
+        else:
+            super().wait_event(event)
 
     def wait_stream(self, stream):
         """Makes work queued on this stream from now on wait for all work queued on `stream` so far.
@@ -108,7 +119,7 @@ class Stream(torch.Stream):
         return event
 
     def __repr__(self):
-        return f"<torch.openreg.Stream device={self.device} stream_id={self.stream_id}>"
+        return f"<{OWN_MODULE}.Stream device={self.device} stream_id={self.stream_id}>"
 
 
 class ExternalStream(Stream):
@@ -145,7 +156,8 @@ class Event(torch.Event):
     Args:
         enable_timing: whether elapsed_time can be used.
         blocking: ignored, as a waiting host always sleeps.
-        interprocess: not supported: True raises NotImplementedError.
+        interprocess: other processes can use the event too, by its ipc_handle(). Such an event
+            takes no time: with `enable_timing`, ValueError.
         external: not supported: True raises NotImplementedError.
         device: only checked. An event belongs to the device of its first record.
 
@@ -156,15 +168,32 @@ class Event(torch.Event):
         cls, enable_timing=False, blocking=False, interprocess=False, external=False, device=None
     ):
         if interprocess:
-            raise NotImplementedError(f"{type_name()} events cannot be shared between processes")
+            if enable_timing:
+                raise ValueError("an event for several processes cannot take the time")
+            cls = _SharedEvent if cls is Event else cls
         if external:
             raise NotImplementedError(
-                f"{type_name()} events cannot be external: in a capture, record() and wait() are "
-                "order between its streams, and no part of the graph"
+                f"{type_name()} events cannot be external:\n"
+                "  in a capture, record() and wait() are order between its streams, and no part of "
+                "the graph"
             )
         # An event belongs to no device before its first record, so its own is not queried.
-        where = "openreg" if device is None else torch.device("openreg", device_index(device))
-        return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
+        where = OWN_NAME if device is None else torch.device(OWN_NAME, device_index(device))
+        event = super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
+        if interprocess:
+            event._open(_C._ipc_event_create(device_index(device)), None, own=True)
+        return event
+
+    def ipc_handle(self):
+        """Bytes by which another process opens the event: see from_ipc_handle. An event that was
+        made without ``interprocess=True`` raises RuntimeError."""
+        raise RuntimeError("the event was made without interprocess=True, so it has no handle")
+
+    @classmethod
+    def from_ipc_handle(cls, device, handle):
+        """The event of another process, which lives until its maker destroys it. `device` is the
+        one whose streams record it here."""
+        return _open_shared(device_index(device), handle)
 
     @property
     def _as_parameter_(self):
@@ -192,7 +221,83 @@ class Event(torch.Event):
 
     def __repr__(self):
         what = f"{self.event_id:#x}" if self.event_id else "not recorded"
-        return f"<torch.openreg.Event {what}>"
+        return f"<{OWN_MODULE}.Event {what}>"
+
+
+class _SharedEvent(Event):
+    """An event of several processes."""
+
+    def _open(self, moment, index, own):
+        self._moment = moment
+        self._index = index  # None: of the first record or handle
+        if own:
+            weakref.finalize(self, _C._ipc_event_destroy, moment).atexit = False
+
+    @property
+    def device(self):
+        """Without an index before the first record."""
+        return torch.device(OWN_NAME if self._index is None else f"{OWN_NAME}:{self._index}")
+
+    def ipc_handle(self):
+        """Bytes by which another process opens the event. One that was never recorded belongs to
+        the current device from then on."""
+        from .. import _sharing
+
+        if self._index is None:
+            self._index = device_index()
+        return _sharing.event_handle(self._moment)
+
+    def record(self, stream=None):
+        """See Event.record."""
+        name = _name_or_current(stream)
+        if self._index not in (None, name[1]):
+            raise RuntimeError(
+                f"the event belongs to {type_name()}:{self._index} and cannot be recorded on a "
+                f"stream of {type_name()}:{name[1]}"
+            )
+        _C._ipc_event_record(self._moment, name)
+        self._index = name[1]
+
+    def wait(self, stream=None):
+        """See Event.wait."""
+        _C._ipc_event_wait(self._moment, _name_or_current(stream))
+
+    def query(self):
+        """Whether the newest record, of any process, is complete."""
+        return _C._ipc_event_query(self._moment)
+
+    def synchronize(self):
+        """Waits for the newest record, of any process."""
+        _C._ipc_event_synchronize(self._moment, device_index(self._index))
+
+    def __reduce__(self):
+        from .. import _sharing
+
+        return _open_shared, (self._index, _sharing.event_handle(self._moment))
+
+    def __repr__(self):
+        return f"<{OWN_MODULE}.Event {self._moment.hex()[:12]} of several processes>"
+
+
+def _open_shared(index, handle):
+    from .. import _sharing
+
+    event = torch.Event.__new__(_SharedEvent, device=OWN_NAME)
+    event._open(_sharing.open_event(handle), index, own=False)
+    return event
+
+
+def _mend_handles():
+    """``torch.Event.from_ipc_handle`` for events of openreg devices. PyTorch's opens none."""
+    from_handle = torch.Event.from_ipc_handle
+
+    def from_ipc_handle(cls, device, ipc_handle):
+        device = torch.device(device)
+        if not is_ours(device):
+            return from_handle(device, ipc_handle)
+        return Event.from_ipc_handle(device, ipc_handle)
+
+    _C._set_event_from_handle(classmethod(from_ipc_handle))
 
 
 class _Entered(threading.local):
@@ -260,6 +365,7 @@ def _mend_contexts():
 
 
 _mend_contexts()
+_mend_handles()
 
 
 def stream(stream):

@@ -7,7 +7,9 @@
  *   two devices, and one's kernels reach the other  one kernel task
  *   two devices otherwise                           contiguous temporaries, cast where fewer bytes
  *                                                   travel or bits differ; a memcpy
- *   a device whose memory no kernel can reach       by way of an image in host memory
+ *   a device whose memory no kernel can reach       the device's own kernel, if it has one that
+ *                                                   accepts the copy, otherwise by way of an image
+ *                                                   in host memory
  *
  * Tasks run on the current stream of their device. Between two devices they run on the source's,
  * after earlier and before later work of the destination's current stream; the host does not wait.
@@ -22,6 +24,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/FunctionRef.h>
 
+#include <array>
 #include <optional>
 
 #include "../../torch/device.h"
@@ -34,6 +37,7 @@
 #include "../../torch/sync_debug.h"
 #include "../../torch/warnings.h"
 #include "../../task/tensor_metadata.h"
+#include "../device_kernel.h"
 #include "../registration.h"
 #include "copy_kernel.h"
 
@@ -276,6 +280,23 @@ void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   copyBytes(stretch(dst), flat, nonBlocking || !src.is_cpu());
 }
 
+/* By the device's own kernel; false if it has none for this copy. */
+bool copyOnDevice(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  const OpTraits &traits = opTraits(op);
+  if (!hasDeviceKernel(op)) return false;
+  at::assert_no_internal_overlap(dst);
+  static const auto spec = writtenOutputs(traits);
+  const std::array<c10::IValue, 3> arguments{dst, src, nonBlocking};
+  const c10::Device device = dst.device();
+  auto call =
+      DeviceCall::make(op, traits, *spec, device, currentStreamHandle(device.index()), arguments);
+  if (call == nullptr) return false;
+  DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
+  return true;
+}
+
 void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const CopyStrategy strategy = choose(dst, src);
   if (strategy == CopyStrategy::kNothing) return;
@@ -291,6 +312,7 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     case CopyStrategy::kTemporaries:
       return copyByTemporaries(dst, src);
     case CopyStrategy::kHostImages:
+      if (!dst.is_cpu() && !src.is_cpu() && copyOnDevice(dst, src, nonBlocking)) return;
       return copyByHostImages(dst, src, nonBlocking);
   }
 }

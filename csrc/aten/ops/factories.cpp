@@ -52,13 +52,15 @@ c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c
   return indexOrCurrent(device.has_value() ? device->index() : -1);
 }
 
-/* Fills fresh memory, as every device does when deterministic algorithms are requested. */
+/* Whether fresh memory is filled, as on every device. */
+bool fills() {
+  return C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                      at::globalContext().deterministicFillUninitializedMemory());
+}
+
 Tensor filled(at::TensorBase fresh) {
   Tensor tensor(std::move(fresh));
-  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
-                   at::globalContext().deterministicFillUninitializedMemory())) {
-    at::native::fill_empty_deterministic_(tensor);
-  }
+  if (fills()) at::native::fill_empty_deterministic_(tensor);
   return tensor;
 }
 
@@ -127,10 +129,7 @@ const Tensor &resize(const Tensor &self, IntArrayRef size,
     TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format ", *format);
     impl->empty_tensor_restride(*format);
   }
-  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
-                   at::globalContext().deterministicFillUninitializedMemory())) {
-    at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
-  }
+  if (fills()) at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
   return self;
 }
 

@@ -28,6 +28,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../device_kernel.h"
 #include "../op_traits.h"
 #include "../registration.h"
 
@@ -176,13 +177,17 @@ bool isDivided(const Tensor &tensor) {
 }
 
 /* The CPU's choice of an attention kernel, so that results and memory are the CPU's. But DTensor
- * does not place a mask with the rest for any of them: it passes keyword arguments unchanged. */
+ * does not place a mask with the rest for any of them: it passes keyword arguments unchanged. A
+ * device with kernels of its own has them for the operators of the formula. */
 int64_t chooseAttention(const Tensor &query, const Tensor &key, const Tensor &value,
                         const std::optional<Tensor> &mask, double dropout, bool isCausal,
                         std::optional<double> scale, bool enableGqa) {
+  const bool allowed = at::globalContext().userEnabledMathSDP();
   if (mask && mask->defined() && isDivided(query)) {
-    const bool allowed = at::globalContext().userEnabledMathSDP();
     return static_cast<int64_t>(allowed ? at::SDPBackend::math : at::SDPBackend::error);
+  }
+  if (allowed && torch_openreg::runsOwnKernels(query.device().index())) {
+    return static_cast<int64_t>(at::SDPBackend::math);
   }
   return _fused_sdp_choice_cpp(query, key, value, mask, dropout, isCausal, scale, enableGqa);
 }

@@ -54,6 +54,10 @@ orError_t orFail(orError_t error, const char *format, ...) __attribute__((format
  * For errors from a vendor's or a caller's function. */
 uint64_t orNotedErrors(void);
 const char *orErrorDetail(orError_t error, uint64_t before);
+/* Sets what orDevicesName returns; the text stays. */
+void orSetDevicesName(const char *name);
+/* Whether the number is one of the enumeration: a plugin may return any. */
+bool orErrorIsKnown(orError_t error);
 /* Writes "openreg: " and one line to stderr in a single write, where no caller can get an error. */
 void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -130,7 +134,7 @@ size_t orWholePages(size_t bytes);
 /* Ends a mapping. If the system cannot split it from merged neighbours, the memory is returned and
  * the addresses stay. */
 void orUnmap(void *at, size_t bytes);
-/* An anonymous file of that size, to be mapped and closed; -1 and errno if the system refuses. */
+/* An anonymous file of that size, which can be sealed; -1 and errno if the system refuses. */
 int orMemoryFile(const char *name, size_t bytes);
 
 /* ---- process.c ---- */
@@ -171,7 +175,8 @@ typedef enum orHandleKind {
   OR_HANDLE_STREAM = 1,
   OR_HANDLE_EVENT = 2,
   OR_HANDLE_GRAPH = 3,
-  OR_HANDLE_MEM_POOL = 4
+  OR_HANDLE_MEM_POOL = 4,
+  OR_HANDLE_COMPLETION = 5 /* an event by which a factory completes a task */
 } orHandleKind;
 
 /* First member of every slot. */
@@ -230,12 +235,19 @@ enum {
 _Static_assert(OR_KIND_AT + OR_KIND_BITS == 63,
                "a handle is a positive int64_t, as PyTorch's ids are");
 _Static_assert(OPENREG_MAX_DEVICES <= 1 << OR_DEVICE_BITS, "a handle has room for every device");
-_Static_assert(OR_HANDLE_MEM_POOL < 1 << OR_KIND_BITS, "a handle has room for every kind");
+_Static_assert(OR_HANDLE_COMPLETION < 1 << OR_KIND_BITS, "a handle has room for every kind");
 static inline uint64_t orHandleBits(uint64_t handle, int at, int bits) {
   return handle >> at & ((UINT64_C(1) << bits) - 1);
 }
 static inline int orHandleDevice(uint64_t handle) {
   return (int)orHandleBits(handle, OR_DEVICE_AT, OR_DEVICE_BITS);
+}
+static inline int orHandleKindOf(uint64_t handle) {
+  return (int)orHandleBits(handle, OR_KIND_AT, OR_KIND_BITS);
+}
+/* The same slot and generation under another kind, before it is published. */
+static inline uint64_t orHandleOfKind(uint64_t handle, orHandleKind kind) {
+  return handle ^ (uint64_t)(orHandleKindOf(handle) ^ (int)kind) << OR_KIND_AT;
 }
 static inline uint32_t orHandleGeneration(uint64_t handle) {
   return (uint32_t)orHandleBits(handle, 0, OR_GENERATION_BITS);

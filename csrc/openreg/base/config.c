@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "openreg_package.h"
 #include "openreg_schedule.h"
 
 enum { OR_MOST_CORES = 1 << 20 }; /* far more than any kernel can be built for */
@@ -188,7 +189,7 @@ static const orSettingRow rows[] = {
     {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
      offsetof(orConfig, device_memory),
      "a size from a page of memory (mostly 4096 bytes) to 1024T, such as 67108864, 64M or 2G",
-     "capacity of each device: bytes, or a number followed by K, M, G or T"},
+     "capacity of each simulated device: bytes, or a number followed by K, M, G or T"},
     {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
      "path of a shared library whose device factory replaces the simulated device"},
     {"OPENREG_PEER_ACCESS", "1", "1", "", parseSwitch, offsetof(orConfig, peer_access), "0 or 1",
@@ -232,6 +233,44 @@ static orConfig config;
 static orSetting settings[OR_SETTINGS];
 static char texts[1 << 17]; /* copies of the values, as the environment may change later */
 static size_t texts_size;
+static char package_name[24], package_plugin[PATH_MAX];
+
+/* ---- The name of a package ---- */
+
+static bool isName(const char *text) {
+  size_t length = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+  return length && length < sizeof(package_name) && !text[length];
+}
+
+static orError_t checkPackage(const char *name, const char *plugin) {
+  if (!name || !plugin) return orFail(orErrorInvalidValue, "orNameDevices: an argument is null");
+  if (!isName(name))
+    return orFail(orErrorInvalidValue,
+                  "orNameDevices: the name '%.64s' must be 1 to %zu lower-case letters, digits and "
+                  "underscores",
+                  name, sizeof(package_name) - 1);
+  if (strlen(plugin) < sizeof(package_plugin)) return orSuccess;
+  return orFail(orErrorInvalidValue, "orNameDevices: the plugin's path has %zu characters",
+                strlen(plugin));
+}
+
+orError_t orNameDevices(const char *name, const char *plugin) {
+  OR_TRY(checkPackage(name, plugin));
+  orMutexLock(&config_lock);
+  bool late = was_read, again = *package_name;
+  if (!late && !again) {
+    strcpy(package_name, name);
+    strcpy(package_plugin, plugin);
+    orSetDevicesName(package_name);
+  }
+  orMutexUnlock(&config_lock);
+  if (again)
+    return orFail(orErrorAlreadyInitialized, "orNameDevices: the devices' name is '%s' already",
+                  package_name);
+  if (late)
+    return orFail(orErrorAlreadyInitialized, "orNameDevices: the settings were read before");
+  return orSuccess;
+}
 
 /* ---- Reading ---- */
 
@@ -252,12 +291,17 @@ static void warnRejected(const orSettingRow *row, const char *given, const char 
            strlen(given), sizeof(texts), row->rejected, row->noun);
 }
 
+static const char *fallbackOf(const orSettingRow *row) {
+  bool plugin = row->field == offsetof(orConfig, plugin);
+  return plugin && *package_plugin ? package_plugin : row->fallback;
+}
+
 static void readSetting(const orSettingRow *row, orSetting *setting) {
   const char *given = getenv(row->name), *text = given ? keepText(given) : NULL;
   void *field = (char *)&config + row->field;
   setting->name = row->name;
   setting->description = row->description;
-  setting->value = row->fallback;
+  setting->value = fallbackOf(row);
   setting->origin = "default";
   if (text && row->parse(text, field)) {
     setting->value = text;
@@ -275,15 +319,12 @@ static void readSetting(const orSettingRow *row, orSetting *setting) {
 
 __attribute__((constructor)) static void keepLock(void) { orForkKeep(&config_lock); }
 
-static bool isOfLaunches(const orSettingRow *row) {
-  return row->field == offsetof(orConfig, launch_blocking);
-}
-
 /* Reads the setting of launches, or all others, once. */
 static __attribute__((cold)) void readSettings(bool of_launches, atomic_bool *done) {
   orMutexLock(&config_lock);
   for (int i = 0; i < OR_SETTINGS && !*done; i++)
-    if (isOfLaunches(&rows[i]) == of_launches) readSetting(&rows[i], &settings[i]);
+    if ((rows[i].field == offsetof(orConfig, launch_blocking)) == of_launches)
+      readSetting(&rows[i], &settings[i]);
   atomic_store_explicit(done, true, memory_order_release);
   orMutexUnlock(&config_lock);
 }

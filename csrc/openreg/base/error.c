@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 
-enum { OR_MESSAGE_BYTES = 1024 };
+enum { OR_MESSAGE_BYTES = 1024, OR_COLUMNS = 100 };
 
 static _Thread_local orError_t last_error;
 static _Thread_local char last_message[OR_MESSAGE_BYTES];
@@ -26,14 +26,14 @@ static const struct {
 #undef OR_X
 };
 
-static bool isKnown(orError_t error) { return (size_t)error < sizeof known / sizeof *known; }
+bool orErrorIsKnown(orError_t error) { return (size_t)error < sizeof known / sizeof *known; }
 
 const char *orGetErrorName(orError_t error) {
-  return isKnown(error) ? known[error].name : "unrecognized error code";
+  return orErrorIsKnown(error) ? known[error].name : "unrecognized error code";
 }
 
 const char *orGetErrorString(orError_t error) {
-  return isKnown(error) ? known[error].text : "unrecognized error code";
+  return orErrorIsKnown(error) ? known[error].text : "unrecognized error code";
 }
 
 orError_t orGetLastError(void) {
@@ -67,19 +67,35 @@ orError_t orFail(orError_t error, const char *format, ...) {
   return error;
 }
 
-/* A quoted value's control characters would make more than one line. */
+/* Copies a text in lines of at most OR_COLUMNS, with a line break in place of a space. A word is
+ * not cut. Returns the length: 2 more for each break, which takes half a line at least. */
+static size_t wrapLines(const char *text, char *out) {
+  size_t length = 0, start = 0, space = 0;
+  for (; *text; text++) {
+    if (*text == ' ') space = length;
+    out[length++] = *text;
+    if (length - start <= OR_COLUMNS || space <= start) continue;
+    memmove(out + space + 3, out + space + 1, length - space - 1);
+    memcpy(out + space, "\n  ", 3);
+    length += 2;
+    start = space = space + 1;
+  }
+  return length;
+}
+
+/* A quoted value's control characters would make more lines. */
 void orWarn(const char *format, ...) {
-  char line[OR_MESSAGE_BYTES] = "openreg: ";
+  char line[OR_MESSAGE_BYTES] = "openreg: ", lines[2 * OR_MESSAGE_BYTES];
   size_t start = strlen(line);
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(line + start, sizeof(line) - start - 1, format, arguments);
+  vsnprintf(line + start, sizeof(line) - start, format, arguments);
   va_end(arguments);
-  size_t length = strlen(line);
-  for (size_t i = start; i < length; i++)
-    if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = '?';
-  line[length] = '\n';
-  ssize_t written = write(STDERR_FILENO, line, length + 1);
+  for (char *c = line + start; *c; c++)
+    if ((unsigned char)*c < ' ' || *c == 0x7f) *c = '?';
+  size_t length = wrapLines(line, lines);
+  lines[length] = '\n';
+  ssize_t written = write(STDERR_FILENO, lines, length + 1);
   (void)written; /* a closed stderr is no reason to fail */
 }
 

@@ -27,10 +27,6 @@ static _Atomic uint64_t *wordOf(orHandleTable *table, uint32_t index) {
   return (_Atomic uint64_t *)orHandleSlotAt(table, table->limit) + index / 64;
 }
 
-static size_t sizeOfWords(const orHandleTable *table) {
-  return table->walked ? (table->limit + 63) / 64 * sizeof(uint64_t) : 0;
-}
-
 static void setReserved(orHandleTable *table, uint32_t index, bool reserved) {
   if (!table->walked) return;
   _Atomic uint64_t *word = wordOf(table, index);
@@ -59,7 +55,8 @@ static orMutex *lockOf(const orHandleTable *table, void *slot) {
 
 static orError_t mapTable(orHandleTable *table) {
   if (atomic_load_explicit(&table->base, memory_order_relaxed)) return orSuccess;
-  size_t bytes = table->slot_size * table->limit + sizeOfWords(table);
+  size_t words = table->walked ? (table->limit + 63) / 64 : 0;
+  size_t bytes = table->slot_size * table->limit + words * sizeof(uint64_t);
   void *p =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)

@@ -81,11 +81,11 @@ orTreeNode *orTreeFind(const orTree *tree, uintptr_t begin, uintptr_t end) {
 }
 
 static void eachBelow(orTreeNode *n, uintptr_t begin, uintptr_t end, void (*fn)(orTreeNode *node)) {
-  if (!n || n->most <= begin) return;
-  eachBelow(n->left, begin, end, fn);
-  if (n->begin >= end) return;
-  if (n->end > begin) fn(n);
-  eachBelow(n->right, begin, end, fn);
+  for (; n && n->most > begin; n = n->right) {
+    if (n->left && n->left->most > begin) eachBelow(n->left, begin, end, fn);
+    if (n->begin >= end) return;
+    if (n->end > begin) fn(n);
+  }
 }
 
 void orTreeEach(const orTree *tree, uintptr_t begin, uintptr_t end, void (*fn)(orTreeNode *node)) {

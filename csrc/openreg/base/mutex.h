@@ -14,7 +14,8 @@ typedef enum orRank {
   OR_RANK_FIRST_USE,    /* of a device */
   OR_RANK_EVENT,
   OR_RANK_GRAPH,
-  OR_RANK_CACHE, /* one a device */
+  OR_RANK_SHARING, /* of memory and events with other processes */
+  OR_RANK_CACHE,   /* one a device */
   OR_RANK_REGIONS,
   OR_RANK_ARENA, /* the one-time mapping of the simulated devices' addresses */
   OR_RANK_PAGES, /* of a simulated device */

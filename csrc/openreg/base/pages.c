@@ -41,7 +41,7 @@ static bool resize(int fd, size_t bytes) {
 }
 
 int orMemoryFile(const char *name, size_t bytes) {
-  int fd = memfd_create(name, MFD_CLOEXEC);
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0 || resize(fd, bytes)) return fd;
   int why = errno;
   close(fd);

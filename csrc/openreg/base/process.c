@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "openreg_package.h"
 
 static atomic_bool activated;
 static _Atomic int first_uses; /* threads that make the devices, or wait for them */
@@ -172,8 +173,10 @@ void orCallDestroy(void (*destroy)(void *), void *argument) {
 
 static orError_t refuseForked(void) {
   return orFail(orErrorForked,
-                "cannot re-initialize openreg in forked subprocess: the parent had used a device "
-                "before the fork, or was about to; use the 'spawn' start method");
+                "cannot re-initialize %s in forked subprocess:\n"
+                "  the parent had used a device before the fork, or was about to; use the 'spawn' "
+                "start method",
+                orDevicesName());
 }
 
 orError_t orEnter(void) {

@@ -413,6 +413,7 @@ uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t req
   block->origin = origin;
   block->uses = NULL;
   block->waits = 0;
+  block->shared = false;
   block->requested = requested;
   block->oversize = block->size >= blocks->max_split;
   if (OR_UNLIKELY(block->oversize)) plainAdd(&stats->oversize_allocations, 1);

@@ -45,8 +45,9 @@ struct orBlock {
   };
   uint32_t waits; /* pending free: uses that are not done */
   uint8_t state, pool;
-  uint8_t shelf; /* its owner's, for when it is free */
-  bool oversize; /* live, pending free: counted as oversize */
+  uint8_t shelf;     /* its owner's, for when it is free */
+  bool oversize : 1; /* live, pending free: counted as oversize */
+  bool shared : 1;   /* live, pending free: exported; one of `waits` once it is freed */
   union {
     orBlock **up; /* free: the pointer that leads here, null for a younger block of a ring */
     const orOrigin *origin; /* else: the caller's description, or null */
@@ -56,7 +57,7 @@ struct orBlock {
   orBlock *older;
   size_t fresh; /* free: bytes at its end that were never handed out */
   orBlock *idle_prev,
-      *idle_next; /* whole free segments; pending free: idle_next links the dirty ones */
+      *idle_next; /* whole free segments; pending free: idle_next links dirty or shared ones */
 };
 
 /* Free blocks of one stream and shelf: a pool's, or its retired ones. */

@@ -41,6 +41,7 @@
  * been given by then. Replays go on to use memory that was freed in a graph's private pool, so it
  * is not poisoned and its free is not reported to tools.
  */
+#include "openreg_host_access.h"
 #include "openreg_schedule.h"
 
 #include <string.h>
@@ -176,6 +177,17 @@ static inline void finishFree(orCache *cache, orBlock *block) {
     becomeFree(cache, block);
 }
 
+void orCacheKeepShared(orCache *cache, orBlock *block) {
+  block->idle_next = NULL;
+  *(cache->shared ? &cache->shared_last->idle_next : &cache->shared) = block;
+  cache->shared_last = block;
+}
+
+void orCacheEndShare(orCache *cache, orBlock *block) {
+  block->shared = false;
+  if (!--block->waits) finishFree(cache, block);
+}
+
 /* Frees blocks that recorded streams have finished with. Lock held. */
 static void pollPendingFree(orCache *cache) {
   for (orBlockStream **at = &cache->blocks.waiting, *s; (s = *at);) {
@@ -294,7 +306,7 @@ static orCache *lockBlock(const void *ptr, orBlock **block) {
 }
 
 /* The same for an address anywhere in a block. A segment starts with its region. */
-static orCache *lockBlockAround(const void *ptr, orBlock **block) {
+orCache *orCacheLockAround(const void *ptr, orBlock **block) {
   orRegion region;
   orCache *cache = lockBlock(ptr, block);
   if (cache || !orRegionFind(ptr, &region) || region.type != orMemoryTypeDevice) return cache;
@@ -466,7 +478,12 @@ orError_t orCacheFree(void *ptr) {
   orBlockUse *use = orBlocksBeginFree(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
     reportFree(block, use);
-  if (OR_LIKELY(!use)) finishFree(cache, block);
+  if (OR_UNLIKELY(block->shared)) {
+    block->waits++;
+    orCacheKeepShared(cache, block);
+  } else if (OR_LIKELY(!use)) {
+    finishFree(cache, block);
+  }
   orCacheQueueUses(cache, use);
   orCachePoll(cache);
   orCacheUnlock(cache);
@@ -479,7 +496,10 @@ orError_t orCacheRecordStream(const void *ptr, orStream_t stream) {
   OR_TRY(orEnter());
   OR_TRY(resolveStream(&stream));
   if (!ptr) return orSuccess;
-  orCache *cache = lockBlockAround(ptr, &block);
+  orCache *cache = orCacheLockAround(ptr, &block);
+  orRegion region;
+  /* An import lasts until all streams have finished anyway. */
+  if (!cache && orRegionFind(ptr, &region) && region.imported) return orSuccess;
   if (!cache) return refusePointer("orCacheRecordStream", ptr, false);
   bool live = block->state == OR_BLOCK_LIVE;
   bool done =
@@ -492,7 +512,7 @@ orError_t orCacheRecordStream(const void *ptr, orStream_t stream) {
 
 bool orCacheFind(const void *ptr, orCacheFound *found) {
   orBlock *block;
-  orCache *cache = lockBlockAround(ptr, &block);
+  orCache *cache = orCacheLockAround(ptr, &block);
   if (!cache) return false;
   bool live = block->state == OR_BLOCK_LIVE;
   if (live)
@@ -521,6 +541,15 @@ orError_t orCacheBlockSize(size_t *bytes, const void *ptr) {
   *bytes = cache && block->state == OR_BLOCK_LIVE ? block->size : 0;
   if (cache) orCacheUnlock(cache);
   return orSuccess;
+}
+
+const orOrigin *orCacheGetOrigin(const void *ptr) {
+  orBlock *block;
+  if (orEnter()) return NULL;
+  orCache *cache = ptr ? lockBlock(ptr, &block) : NULL;
+  const orOrigin *origin = cache && block->state == OR_BLOCK_LIVE ? block->origin : NULL;
+  if (cache) orCacheUnlock(cache);
+  return origin;
 }
 
 /* ---- Statistics ---- */

@@ -20,13 +20,14 @@ typedef struct orCache {
   _Alignas(OR_CACHE_LINE) orMutex lock;
   /* futex: threads that are returning memory; written under `lock` */
   _Atomic uint32_t releasing;
-  bool round;           /* some of options.roundup_power2_divisions are above 1 */
-  orBlock *dirty;       /* pending free, only until poisoned; linked by idle_next */
-  orMemPool *postponed; /* released; their end was short of host memory */
-  orBlockUse *deferred; /* uses by streams that captured at the free; linked by next */
-  uint64_t ended;       /* captures that had ended when `deferred` was last checked */
-  orCacheLog log;       /* empty while the lock is free */
-  uint64_t sequence;    /* the latest record's */
+  bool round;                    /* some of options.roundup_power2_divisions are above 1 */
+  orBlock *dirty;                /* pending free, only until poisoned; linked by idle_next */
+  orMemPool *postponed;          /* released; their end was short of host memory */
+  orBlock *shared, *shared_last; /* pending free for other processes; linked by idle_next */
+  orBlockUse *deferred;          /* uses by streams that captured at the free; linked by next */
+  uint64_t ended;                /* captures that had ended when `deferred` was last checked */
+  orCacheLog log;                /* empty while the lock is free */
+  uint64_t sequence;             /* the latest record's */
   orBlocks blocks;
   size_t held;    /* bytes of segments, also of those being allocated or returned */
   size_t allowed; /* the most that may be held */
@@ -101,6 +102,12 @@ bool orCacheAt(uintptr_t address, orTouched *place);
 /* Frees blocks that queued work has finished with. Called with the lock held; releases it while
  * poison is queued. */
 void orCachePoll(orCache *cache);
+/* Returns the cache, locked, and the block of any state around an address; or null. */
+orCache *orCacheLockAround(const void *ptr, orBlock **block);
+/* Appends a block, pending free, to those that other processes may hold. Lock held. */
+void orCacheKeepShared(orCache *cache, orBlock *block);
+/* Ends what sharing added to the `waits` of a block. Lock held. */
+void orCacheEndShare(orCache *cache, orBlock *block);
 /* Takes a block from what is cached. Lock held. */
 bool orCacheTake(orRequest *request, void **ptr);
 /* Makes the cache findable for addresses in the range. Lock held. */
@@ -121,6 +128,12 @@ orError_t orCacheAllocateSlow(orRequest *request, void **ptr);
 /* Returns idle memory of a private pool, or of the device's own (null), after waiting for queued
  * work that uses it. If that wait fails, the memory stays. */
 orError_t orCacheGiveBack(orCache *cache, const orMemPool *mempool);
+
+/* ---- ipc.c ---- */
+
+/* Returns shared blocks that no process holds any more, of at most `most` that are looked at. No
+ * lock held. */
+void orIpcSweep(size_t most);
 
 /* ---- private_pool.c ---- */
 

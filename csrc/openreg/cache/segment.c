@@ -13,6 +13,7 @@
 
 #include "cache/cache.h"
 #include "openreg_graph.h"
+#include "openreg_package.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -156,8 +157,8 @@ static orError_t reserve(const orRequest *r, size_t size, void **base) {
   if (fits) cache->held += size;
   orCacheUnlock(cache);
   if (!fits)
-    return orFail(orErrorMemoryAllocation, "openreg:%d: past the memory fraction or the capacity",
-                  r->device);
+    return orFail(orErrorMemoryAllocation, "%s:%d: past the memory fraction or the capacity",
+                  orDevicesName(), r->device);
   orError_t error = orMemoryAllocate(r->device, size, true, base);
   if (error) uncharge(cache, size);
   return error;
@@ -242,9 +243,9 @@ static orError_t refuseMemory(const orRequest *r) {
   orCacheUnlock(r->cache);
   size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
   return orFail(orErrorMemoryAllocation,
-                "openreg:%d is out of memory: tried to allocate %s; %s is free of a capacity of "
+                "%s:%d is out of memory: tried to allocate %s; %s is free of a capacity of "
                 "%s%s, %s is allocated and %s reserved by the caching allocator%s%s%s",
-                r->device, bytesText(asked, r->bytes),
+                orDevicesName(), r->device, bytesText(asked, r->bytes),
                 bytesText(unused, capacity - orRegionUsed(r->device)), bytesText(total, capacity),
                 allowed, bytesText(allocated, (size_t)stats.allocated_bytes[0].current),
                 bytesText(reserved, (size_t)stats.reserved_bytes[0].current),
@@ -274,6 +275,9 @@ static orError_t reclaim(orRequest *r, void **ptr) {
   orCacheLock(cache);
   cache->blocks.stats.alloc_retries++;
   orBlocksSetRetired(&cache->blocks, false);
+  orCacheUnlock(cache);
+  orIpcSweep(SIZE_MAX);
+  orCacheLock(cache);
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
     bool found = !r->refused && orCacheTake(r, ptr);
@@ -332,6 +336,7 @@ orError_t orCacheGiveBack(orCache *cache, const orMemPool *mempool) {
 orError_t orCacheEmpty(int device) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
+  orIpcSweep(SIZE_MAX);
   return orCacheGiveBack(&orCaches[device], NULL);
 }
 

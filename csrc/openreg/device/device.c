@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
+#include "openreg_package.h"
 
 static _Thread_local int current;
 
@@ -19,7 +20,9 @@ orError_t orDeviceCheck(int index) {
   OR_TRY(orDevicesInit());
   if (index >= 0 && orDeviceAt(index)) return orSuccess;
   int n = deviceCount();
-  if (!n) return orFail(orErrorNoDevice, "device index %d: there is no openreg device", index);
+  if (!n)
+    return orFail(orErrorNoDevice, "device index %d: there is no %s device", index,
+                  orDevicesName());
   return orFail(orErrorInvalidDevice, "device index %d is out of range: it must be 0 to %d", index,
                 n - 1);
 }
@@ -27,6 +30,7 @@ orError_t orDeviceCheck(int index) {
 /* ---- what a factory returns ---- */
 
 orError_t orDeviceFailed(const orDevice *d, const char *call, orError_t error, uint64_t before) {
+  error = orFactoryResult(d->factory, call, error);
   if (!error || orNotedErrors() != before) return error;
   return orFail(error, "%s of the device factory \"%s\": %s", call, d->factory->name,
                 orGetErrorString(error));
@@ -76,6 +80,19 @@ orError_t orSetDevice(int device) {
   return orSuccess;
 }
 
+/* The factory gets a structure of its own, so that it changes nothing else. */
+static orError_t askProperties(const orDevice *d, orDeviceProperties *p) {
+  orDeviceProperties own = {.size = sizeof own};
+  if (!d->factory->properties) return orSuccess;
+  uint64_t noted = orNotedErrors();
+  orError_t error = d->factory->properties(d->desc.self, &own);
+  if (error) return orDeviceFailed(d, "properties", error, noted);
+  snprintf(p->model, sizeof p->model, "%.63s", own.model);
+  p->major = own.major;
+  p->minor = own.minor;
+  return orSuccess;
+}
+
 orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
   if (!p) return orFail(orErrorInvalidValue, "orGetDeviceProperties: null result");
   OR_TRY(orEnter());
@@ -89,6 +106,7 @@ orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
                              .can_map = d->can_map};
   snprintf(from.name, sizeof from.name, "%s", d->name);
   snprintf(from.factory, sizeof from.factory, "%s", d->factory->name);
+  OR_TRY(askProperties(d, &from));
   return OR_FILL(orDeviceProperties, p, &from, integrated);
 }
 

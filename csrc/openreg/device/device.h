@@ -30,6 +30,10 @@ orDevice *orHostDevice(void);
 /* Fails for a pointer to no device. */
 orError_t orDeviceIsValid(const orDevice *device);
 
+/* Checks the result of the factory's function `call`, which cannot complete later. A number that it
+ * cannot return becomes orErrorSystem, with a message that has the number. */
+orError_t orFactoryResult(const orDeviceFactory *factory, const char *call, orError_t error);
+
 /* ---- host.c ---- */
 
 extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory;
@@ -48,6 +52,10 @@ typedef struct orTouched {
   bool live;
   const orOrigin *origin; /* or null */
 } orTouched;
+/* Maps a file in place of the pages of an allocation, or its own pages again (-1). */
+bool orSimulatedMapFile(void *ptr, size_t bytes, int descriptor);
+/* Gives the pages of an allocation back to the system. */
+void orSimulatedPunch(void *ptr, size_t bytes);
 /* False if the address is not of simulated memory. */
 bool orSimulatedAt(const void *ptr, orTouched *place);
 
@@ -80,6 +88,8 @@ typedef struct orRegion {
   int device;        /* -1 for host memory */
   bool registered;   /* by orHostRegister: not freed by this library */
   bool cached;       /* a segment of the caching allocator: a caller cannot free it */
+  bool imported;     /* memory of another process: not charged here */
+  int file;          /* its file, for sharing (shared_file.h); 0: none */
 } orRegion;
 
 /* The region that holds `ptr`; false if none does. */
@@ -95,6 +105,9 @@ orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orR
 orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);
 /* Device memory, charged to the device's capacity, on any current device. Does not synchronise. */
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
+/* Addresses of a simulated device for a segment that another process has sent, with an entry for
+ * them. The memory is mapped by the caller. */
+orError_t orRegionImport(int device, size_t bytes, int file, void **ptr);
 /* The caller guarantees that no queued work uses the region. */
 orError_t orRegionRelease(void *ptr);
 /* Bytes in use on a device. */

@@ -17,6 +17,7 @@
 
 #include "base/interval_tree.h"
 #include "device/device.h"
+#include "device/shared_file.h"
 
 typedef struct orNode {
   orTreeNode node; /* first, so that its address is the orNode's */
@@ -40,14 +41,10 @@ static orNode *find(const void *ptr) {
   return (orNode *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
 }
 
-static bool holds(const orRegion *r, const void *ptr) {
-  return (uintptr_t)ptr - (uintptr_t)r->base < r->size;
-}
-
 bool orRegionFind(const void *ptr, orRegion *region) {
   size_t i = (uintptr_t)ptr >> OR_RECENT_SHIFT & (OR_RECENT - 1);
   if (OR_LIKELY(recent[i].taken == atomic_load_explicit(&taken, memory_order_acquire)) &&
-      OR_LIKELY(holds(&recent[i].region, ptr))) {
+      OR_LIKELY((uintptr_t)ptr - (uintptr_t)recent[i].region.base < recent[i].region.size)) {
     *region = recent[i].region;
     return true;
   }
@@ -150,7 +147,13 @@ orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRe
 orError_t orRegionAdopt(const orDevice *d, const char *call, orRegion region) {
   orError_t error = orDeviceCheckAddress(d, call, region.base, NULL, region.size);
   if (!error) error = orRegionEnter(region);
-  if (!error || !region.base || error == orErrorAlreadyExists) return error;
+  if (error == orErrorAlreadyExists)
+    return orFail(
+        error,
+        "%s of the device factory \"%s\" returned [%p, +%zu), which overlaps memory that is "
+        "allocated or registered already",
+        call, d->factory->name, region.base, region.size);
+  if (!error || !region.base) return error;
   bool host = region.type == orMemoryTypeHost;
   (host ? d->factory->free_host : d->factory->free)(d->desc.self, region.base, region.size);
   return error;
@@ -161,24 +164,43 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
   const orDevice *d = orDeviceAt(device);
   uint64_t noted = orNotedErrors();
   orError_t error = d->factory->alloc(d->desc.self, bytes, ptr);
+  bool own_file = !error && cached && d->factory == &orSimulatedFactory;
+  int file = own_file ? orSharedFileMake(device, *ptr, bytes) : 0;
   error = error ? orDeviceFailed(d, "alloc", error, noted)
                 : orRegionAdopt(d, "alloc",
                                 (orRegion){.base = *ptr,
                                            .size = bytes,
                                            .type = orMemoryTypeDevice,
                                            .device = device,
-                                           .cached = cached});
+                                           .cached = cached,
+                                           .file = file});
   if (!error) return orSuccess;
+  if (file) orSharedFileEnd(file);
   refund(device, bytes);
   *ptr = NULL;
   return error;
+}
+
+orError_t orRegionImport(int device, size_t bytes, int file, void **ptr) {
+  const orDevice *d = orDeviceAt(device);
+  OR_TRY(d->factory->alloc(d->desc.self, bytes, ptr));
+  return orRegionAdopt(d, "alloc",
+                       (orRegion){.base = *ptr,
+                                  .size = bytes,
+                                  .type = orMemoryTypeDevice,
+                                  .device = device,
+                                  .imported = true,
+                                  .file = file});
 }
 
 orError_t orRegionRelease(void *ptr) {
   orRegion r;
   OR_TRY(orRegionTake(ptr, orMemoryTypeDevice, false, &r));
   orDevice *d = orDeviceAt(r.device);
-  orError_t error = d->factory->free(d->desc.self, r.base, r.size);
-  refund(r.device, r.size);
-  return error;
+  uint64_t noted = orNotedErrors();
+  orError_t error = orSuccess;
+  /* Addresses where another process's memory stays mapped are not used again. */
+  if (!r.file || orSharedFileEnd(r.file)) error = d->factory->free(d->desc.self, r.base, r.size);
+  if (!r.imported) refund(r.device, r.size);
+  return orDeviceFailed(d, "free", error, noted);
 }

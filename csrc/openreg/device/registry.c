@@ -40,6 +40,8 @@
 #include <unistd.h>
 
 #include "device/device.h"
+#include "openreg_operator.h"
+#include "openreg_package.h"
 
 typedef struct orEntry {
   char type[32];
@@ -100,6 +102,17 @@ static orError_t takeTable(const orDeviceFactory *given, orDeviceFactory *room,
   return *factory ? orSuccess : orFail(orErrorPluginVersion, "%s", orGetLastErrorMessage());
 }
 
+static orError_t checkOperators(const orDeviceFactory *f) {
+  if (f->operator_count && !f->operators)
+    return orFail(orErrorInvalidValue, "device factory '%s' has %zu operators at a null pointer",
+                  f->name, f->operator_count);
+  for (size_t i = 0; i < f->operator_count; i++)
+    if (!f->operators[i].name || !f->operators[i].run)
+      return orFail(orErrorInvalidValue, "operator %zu of device factory '%s' must have %s", i,
+                    f->name, f->operators[i].name ? "run" : "a name");
+  return orSuccess;
+}
+
 static orError_t checkFunctions(const char *type, const orDeviceFactory *factory) {
   if (!factory->name || !*factory->name)
     return orFail(orErrorInvalidValue, "the device factory for type '%s' has no name", type);
@@ -114,9 +127,10 @@ static orError_t checkFunctions(const char *type, const orDeviceFactory *factory
     if (!factory->free) missing = "free";
     if (!factory->alloc) missing = "alloc";
   }
-  if (!missing) return orSuccess;
-  return orFail(orErrorInvalidValue, "device factory '%s' for type '%s' must have %s",
-                factory->name, type, missing);
+  if (missing)
+    return orFail(orErrorInvalidValue, "device factory '%s' for type '%s' must have %s",
+                  factory->name, type, missing);
+  return checkOperators(factory);
 }
 
 static orError_t checkType(const char *type) {
@@ -288,11 +302,6 @@ static orError_t openPlugin(orPlugin *p) {
   return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", p->path, dlerror());
 }
 
-static void closePlugin(orPlugin *p) {
-  if (p->library) dlclose(p->library);
-  p->library = NULL;
-}
-
 static orError_t failSymbol(const orPlugin *p) {
   if (orNotedErrors() != p->noted)
     return orFail(orPeekAtLastError(), "plugin '%s': %s", p->path, orGetLastErrorMessage());
@@ -420,7 +429,8 @@ static orError_t checkPlan(const orPlan *plan) {
 
 static void nameDevice(orDevice *device, const char *prefix, const char *type) {
   char lower[sizeof(device->type)] = "";
-  for (size_t i = 0; type[i]; i++) lower[i] = (char)tolower((unsigned char)type[i]);
+  const char *name = isOpenregType(type) ? orDevicesName() : type;
+  for (size_t i = 0; name[i]; i++) lower[i] = (char)tolower((unsigned char)name[i]);
   snprintf(device->type, sizeof(device->type), "%s", type);
   snprintf(device->name, sizeof(device->name), "%.27s/%s:%d", prefix ? prefix : "", lower,
            device->desc.index & 63);
@@ -437,6 +447,13 @@ static orError_t callFactory(const orDeviceFactory *f, const orDeviceConfig *con
   return error;
 }
 
+orError_t orFactoryResult(const orDeviceFactory *f, const char *call, orError_t error) {
+  if (OR_LIKELY(error != orErrorNotReady && orErrorIsKnown(error))) return error;
+  return orFail(orErrorSystem,
+                "%s of the device factory \"%s\" returned %d (%s), which is not among its results",
+                call, f->name, (int)error, orGetErrorName(error));
+}
+
 /* Appends the devices of one type to `list`. */
 static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
   const orEntry *serving = &plan->serving[type];
@@ -449,9 +466,11 @@ static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
   }
   uint64_t noted = orNotedErrors();
   orError_t error = callFactory(serving->factory, plan->config, count, descs);
+  error = orFactoryResult(serving->factory, "create_devices", error);
   if (error)
-    return orFail(error, "device factory '%s' cannot make %d devices of type '%s': %s",
-                  serving->factory->name, count, serving->type, orErrorDetail(error, noted));
+    return orFail(error, "device factory '%s' cannot make %d devices of type '%s': %s%s",
+                  serving->factory->name, count, serving->type, orErrorDetail(error, noted),
+                  isOpenregType(serving->type) ? " (OPENREG_DEVICE_COUNT sets their number)" : "");
   for (int i = 0; i < count; i++) {
     orDevice *device = &list[i];
     device->desc = descs[i];
@@ -600,7 +619,7 @@ static orError_t openAndMake(const orDeviceConfig *config, const char *prefix, b
   making = true;
   orError_t error = openPlugin(&plugin);
   if (!error) error = makeOrAwait(&plugin, config, prefix, again);
-  closePlugin(&plugin);
+  if (plugin.library) dlclose(plugin.library);
   making = false;
   if (slack > 0) prctl(PR_SET_TIMERSLACK, slack);
   return error;
@@ -718,4 +737,17 @@ orError_t orDeviceGetAttributes(const orDevice *device, orDeviceAttributes *attr
   memcpy(from.type, device->type, sizeof(device->type));
   snprintf(from.factory, sizeof(from.factory), "%.63s", device->factory->name);
   return OR_FILL(orDeviceAttributes, attributes, &from, memory_limit);
+}
+
+orError_t orGetOperatorKernels(const orOperatorKernel **kernels, size_t *count) {
+  if (!kernels || !count)
+    return orFail(orErrorInvalidValue, "orGetOperatorKernels: an argument is null");
+  *kernels = NULL;
+  *count = 0;
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  if (!openreg_count) return orSuccess;
+  *kernels = openreg_devices->factory->operators;
+  *count = openreg_devices->factory->operator_count;
+  return orSuccess;
 }

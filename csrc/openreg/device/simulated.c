@@ -6,6 +6,7 @@
  *
  *     range   PROT_NONE           what orMalloc returns; a host access always faults
  *     alias   the pages, a memfd  what kernels and copies use: range address + span
+ *             (over them, the file of each segment that may be shared: shared_file.c)
  *
  * A kernel needs no system call for access, and at no moment can the host read by mistake. The
  * alias is MADV_DONTFORK: a forked child cannot write its parent's device memory. The reservation
@@ -23,6 +24,7 @@
  * lists and `buddy`.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -43,6 +45,7 @@ typedef struct orBuddy {
 typedef struct orCard {
   orMutex lock;
   int orders; /* the whole range is one buddy of order orders - 1 */
+  int file;   /* of its pages; -1: none */
   orBuddy *buddy;
   size_t free_head[OR_ORDERS];
 } orCard;
@@ -135,17 +138,28 @@ static size_t tableBytes(int order) { return orWholePages(sizeof(orBuddy) << ord
 
 /* Maps without a file if the process may not have so large a file (RLIMIT_FSIZE) or one more. Such
  * a mapping works as well, but all of it counts if the system does not overcommit memory. */
-static orError_t mapAlias(char *at) {
-  int fd = orMemoryFile("openreg", span);
-  int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
-  bool ok = mmap(at, span, PROT_READ | PROT_WRITE, flags, fd, 0) != MAP_FAILED &&
-            madvise(at, span, MADV_DONTFORK) == 0;
-  int why = errno;
-  if (fd >= 0) close(fd);
-  if (!ok)
-    return orFail(orErrorSystem, "cannot map %zu bytes of device memory: %s", span, strerror(why));
-  return orSuccess;
+static bool mapPages(char *at, size_t bytes, int file, size_t offset) {
+  int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (file < 0 ? MAP_ANONYMOUS : 0);
+  return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, (off_t)offset) != MAP_FAILED &&
+         !madvise(at, bytes, MADV_DONTFORK);
 }
+
+static orError_t mapAlias(orCard *c, char *at) {
+  c->file = orMemoryFile("openreg", span);
+  if (mapPages(at, span, c->file, 0)) return orSuccess;
+  int why = errno;
+  if (c->file >= 0) close(c->file);
+  return orFail(orErrorSystem, "cannot map %zu bytes of device memory: %s", span, strerror(why));
+}
+
+/* A child has nothing mapped. */
+static void closeInChild(void) {
+  if (!atomic_load(&arena)) return;
+  for (int i = 0; i < card_count; i++)
+    if (cards[i].file >= 0) close(cards[i].file);
+}
+
+__attribute__((constructor)) static void atFork(void) { pthread_atfork(NULL, NULL, closeInChild); }
 
 static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
   if (mprotect(buddy, tableBytes(order), PROT_READ | PROT_WRITE))
@@ -155,7 +169,7 @@ static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
   c->orders = order + 1;
   memset(c->free_head, 0, sizeof c->free_head);
   pushFree(c, 0, order);
-  return mapAlias(range + span);
+  return mapAlias(c, range + span);
 }
 
 /* Address space may be short (a limit, a sanitizer's layout): a smaller range works until it is
@@ -247,9 +261,24 @@ static void warnKept(int why) {
         strerror(why));
 }
 
+bool orSimulatedMapFile(void *ptr, size_t bytes, int descriptor) {
+  size_t offset = (size_t)((char *)ptr - atomic_load_explicit(&arena, memory_order_acquire));
+  const orCard *c = &cards[offset / (2 * span)];
+  bool own = descriptor < 0;
+  char *at = (char *)ptr + span;
+  bool mapped =
+      mapPages(at, bytes, own ? c->file : descriptor, own ? (size_t)((char *)ptr - rangeOf(c)) : 0);
+  if (mapped) (void)madvise(at, bytes, MADV_DONTDUMP);
+  return mapped;
+}
+
+void orSimulatedPunch(void *ptr, size_t bytes) {
+  if (madvise((char *)ptr + span, bytes, MADV_REMOVE)) warnKept(errno);
+}
+
 static orError_t release(void *self, void *ptr, size_t bytes) {
   orCard *c = self;
-  if (madvise((char *)ptr + span, orWholePages(bytes), MADV_REMOVE)) warnKept(errno);
+  orSimulatedPunch(ptr, orWholePages(bytes));
   orMutexLock(&c->lock);
   givePages(c, (size_t)((char *)ptr - rangeOf(c)) / orPageSize());
   orMutexUnlock(&c->lock);

@@ -120,7 +120,8 @@ OR_API int orGetVersion(void);
   X(orErrorStreamCaptureUnmatched, "no capture began on this stream")                  \
   X(orErrorStreamCaptureUnjoined, "a stream of the capture was not joined")            \
   X(orErrorStreamCaptureIsolation, "a capture cannot wait for what is outside of it")  \
-  X(orErrorCapturedEvent, "the event was last recorded in a capture")
+  X(orErrorCapturedEvent, "the event was last recorded in a capture")                  \
+  X(orErrorCopyFailure, "a copy failed")
 
 typedef enum orError_t {
 #define OR_X(name, text) name,
@@ -164,6 +165,9 @@ typedef struct orDeviceProperties {
   int host_cores; /* cores this process may run on */
   int can_map;    /* whether orMapForKernel works */
   int integrated; /* 0: device memory is not the host's */
+  /* from the factory's `properties`; otherwise "" and 0 */
+  char model[64];   /* what the hardware is called */
+  int major, minor; /* the generation of the hardware */
 } orDeviceProperties;
 
 /* The number of devices; 0 is a success. A bad OPENREG_DEVICE_COUNT gives 0 and one line on stderr.
@@ -358,6 +362,8 @@ OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
  * have returned. A piece does not call this API, and should take about ten microseconds or more. */
 typedef void (*orPieceFn)(void *context, size_t index);
 OR_API orError_t orRunPieces(orPieceFn piece, void *context, size_t count);
+/* Inside a task: the handle of its stream; otherwise 0. A factory chooses its queue by it. */
+OR_API orStream_t orGetTaskStream(void);
 /* Inside a task: adds a detail to the error that the task is about to return. */
 OR_API void orSetTaskErrorMessage(const char *message);
 /* Inside a task that is about to return an error, or right before orEventSignal with an error:
@@ -427,6 +433,12 @@ OR_API orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEven
 /* Completes an external event, once. A `status` other than orSuccess becomes the asynchronous error
  * of the event's device (orErrorNotReady is refused). Never blocks. */
 OR_API orError_t orEventSignal(orEvent_t event, orError_t status);
+
+/* orEventSignal with a text for the error, which the call that reports the error shows. */
+OR_API orError_t orEventSignalError(orEvent_t event, orError_t status, const char *message);
+/* Before an external event is signalled: when the hardware began and ended the work, on
+ * CLOCK_MONOTONIC. Profilers show these times. orErrorInvalidValue if they are not in order. */
+OR_API orError_t orEventSetTimes(orEvent_t event, uint64_t start_ns, uint64_t end_ns);
 
 /* ---- Caching allocator --------------------------------------------------------------------- */
 
@@ -686,6 +698,23 @@ typedef struct orDeviceFactory {
   /* Only for "CPU", optional: pinned host memory. Pageable memory is malloc's. */
   orError_t (*alloc_host)(void *device, size_t bytes, void **ptr);
   orError_t (*free_host)(void *device, void *ptr, size_t bytes);
+  /* From here on optional. A table of an older header ends here, and counts as without them. They
+   * are for the type "openreg", and are called with no lock held. */
+  /* kernels of the device's own (openreg_operator.h) */
+  const struct orOperatorKernel *operators;
+  size_t operator_count;
+  /* Fills `model`, `major` and `minor`. Called on any thread, inside a task too. */
+  orError_t (*properties)(void *device, orDeviceProperties *properties);
+  /* The device counts as lost, whoever reported it. The factory stops what it has started and
+   * signals each `done`. Called once for each loss, on any thread. */
+  void (*lost)(void *device);
+  /* orDeviceReset, after the queued work was cancelled. The factory stops what it has started,
+   * signals each `done`, and makes the device work again. An error is the call's, and the device
+   * stays as it was. */
+  orError_t (*reset)(void *device);
+  /* The process exits. Nothing is started afterwards, but a thread may be inside another function
+   * of the table. The factory ends threads of its own; it need not signal. */
+  void (*shutdown)(void *device);
 } orDeviceFactory;
 
 /* Registers a factory, before the devices are made. Never waits: from the moment the first factory

@@ -41,6 +41,7 @@ typedef struct orFaultOutcome {
   size_t size;        /* sizeof(orFaultOutcome) */
   uint64_t fired;     /* operations that failed: at most one, but for orFaultSlowStream */
   char operation[96]; /* the first of them: "aten::add", "Memcpy HtoD", "allocation of 512 bytes" */
+  int thread;         /* that called it, as gettid() returns it */
 } orFaultOutcome;
 
 /* Arms the fault. orErrorAlreadyExists if one of the same kind is armed on its device. Several

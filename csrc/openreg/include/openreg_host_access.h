@@ -16,6 +16,8 @@
 extern "C" {
 #endif
 
+/* The origin of the live block that starts at `ptr`, as orCacheSetOrigin has set it; null: none. */
+OR_API const orOrigin *orCacheGetOrigin(const void *ptr);
 /* Sets the operation that the calling thread is in, or null; returns the previous one. The text
  * must stay valid until it is replaced. Without it the report has the task that the thread has
  * queued last. */

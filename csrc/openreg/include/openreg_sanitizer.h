@@ -83,7 +83,8 @@ typedef enum orReportKind {
   orReportNotReplayed = 2,   /* `later` reads what only a replay writes, and there was none */
   orReportReplacedInput = 3, /* possible: the program's variables hold another tensor at `later` */
   orReportOverwritten = 4,   /* `later` reads the output of a call that a later one overwrote */
-  orReportFirstCall = 5      /* possible: a replay repeats what a first call made */
+  orReportFirstCall = 5,     /* possible: a replay repeats what a first call made */
+  orReportPrograms = 6       /* of no graph: two programs of one kernel's grid touch the memory */
 } orReportKind;
 
 typedef struct orRaceReport {

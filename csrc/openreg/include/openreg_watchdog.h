@@ -25,6 +25,11 @@ OR_API orError_t orHangReport(char **text);
 typedef void (*orHangSay)(void *report, const char *line);
 OR_API orError_t orSetHangHook(void (*tell)(orHangSay say, void *report));
 
+/* `print` is called in place of the write on stderr, on the watchdog's thread with no lock held. It
+ * returns 0 if it has not printed `text`, and the library then does. It may call the library, but
+ * must not wait for a device. Set once. */
+OR_API orError_t orSetHangPrint(int (*print)(const char *text));
+
 #ifdef __cplusplus
 }
 #endif

@@ -33,7 +33,18 @@ void orAllocationForget(uintptr_t begin, uintptr_t end) {
   }
 }
 
+/* A program that repeats itself gets the same blocks again. */
+static bool renew(uintptr_t begin, uintptr_t end) {
+  orAllocation *a = find(begin, end);
+  if (!a || a->node.begin != begin || a->node.end != end) return false;
+  if (a->stack) unused++;
+  orStackRelease(a->stack);
+  a->stack = NULL;
+  return true;
+}
+
 void orAllocationAdd(uintptr_t begin, size_t bytes) {
+  if (renew(begin, begin + bytes)) return;
   orAllocationForget(begin, begin + bytes);
   orAllocation *a = orSanitizerAllocate(sizeof *a);
   a->stack = NULL;

@@ -11,6 +11,10 @@
  * conflict (orSanitizerRefuse) is not kept either: all accesses of a call are compared before one
  * is kept.
  *
+ * A late access (late.c) is kept as one to some of its bytes: it replaces no other, and is replaced
+ * only by an access to all of them that happens after it, so that what the shadow holds does not
+ * depend on when its task runs.
+ *
  * All is under orSanitizerMutex, but for thread-local data and `pinned_reported`. Stacks are
  * captured before the mutex is taken.
  */
@@ -58,6 +62,7 @@ static bool replace(orShadow *old, const orShadow *now, bool renewed) {
 typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
+  orLate *late;         /* of its accesses that are OR_ACCESS_LATE */
   bool moves;           /* OR_ACCESS_MOVES */
   uint64_t sums;        /* bit i: of access i, which is of memory that cannot be guarded */
   bool is_summed;       /* this one */
@@ -72,8 +77,20 @@ static bool isOrdered(const orCheck *t, const orShadow *old) {
          (t->clock && orClockIncludes(t->clock, old->timeline, old->counter));
 }
 
+static orPlace placeOf(const orShadow *s) { return (orPlace){&s->range, s->late, s->moved}; }
+
+/* Whether they may touch a byte both, as far as is known. */
+static bool mayMeet(const orShadow *a, const orShadow *b) {
+  if (!orRangesMeet(&a->range, &b->range)) return false;
+  if (OR_LIKELY(!a->late && !b->late) || orLateIsOpen(a->late) || orLateIsOpen(b->late))
+    return true;
+  orPlace first = placeOf(a), second = placeOf(b);
+  orSpan common;
+  return orPlacesMeet(&first, &second, &common) != OR_APART;
+}
+
 static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
-  return (old->write || t->now.write) && orRangesMeet(&old->range, &t->now.range) &&
+  return (old->write || t->now.write) && mayMeet(old, &t->now) &&
          orRaceFound(old, &t->now, keep, &t->races);
 }
 
@@ -99,12 +116,15 @@ static void compare(orCheck *t) {
   if (t->judged) orGuardRenew(t->now.range.begin, t->now.range.end);
 }
 
-/* Many pieces of one hull, none of which covers another, would be looked at again and again. */
-static void limitStrided(orShadow **kept, size_t count) {
+/* Many pieces of one hull, none of which covers another, would be looked at again and again. The
+ * oldest of the newest access's own timeline goes, so that one stream's pieces drop no other's. */
+static void limitStrided(orShadow **kept, size_t count, uint32_t own) {
   while (count > OR_STRIDED) {
     size_t oldest = 0;
-    for (size_t i = 1; i < count; i++)
-      if (kept[i]->sequence < kept[oldest]->sequence) oldest = i;
+    for (size_t i = 1; i < count; i++) {
+      bool is_own = kept[i]->timeline == own, was_own = kept[oldest]->timeline == own;
+      if (is_own == was_own ? kept[i]->sequence < kept[oldest]->sequence : is_own) oldest = i;
+    }
     orShadowErase(kept[oldest]);
     kept[oldest] = kept[--count];
   }
@@ -122,17 +142,20 @@ static void keep(orCheck *t) {
       orShadowErase(old);
       continue;
     }
-    bool settled = isOrdered(t, old) || isConflict(t, old, true);
-    bool needless = settled && (now->write || !old->write) && (old->partial || !now->partial);
-    if (old->range.dims && !(needless && covers(&now->range, &old->range)))
+    bool settled = isOrdered(t, old) || (isConflict(t, old, true) && !old->late);
+    bool needless =
+        settled && !now->late && (now->write || !old->write) && (old->partial || !now->partial);
+    bool stays = old->range.dims || old->late;
+    if (stays && !(needless && covers(&now->range, &old->range)))
       found[strided++] = old;
     else if (needless)
       renewed |= replace(old, now, renewed);
   }
-  if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
+  if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided, now->timeline);
   orAllocationUse(now->range.begin, now->stack);
   if (!renewed) {
     orStackRetain(now->stack);
+    orLateRetain(now->late);
     orShadowAdd(now);
   }
   if (!orSimulatedHolds((const void *)now->range.begin))
@@ -180,7 +203,8 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
 static void checkEach(orCheck *t, const orTouch *touches, size_t count, void (*check)(orCheck *)) {
   for (size_t i = 0; i < count; i++) {
     t->now.write = touches[i].write & OR_ACCESS_WRITES;
-    t->now.partial = touches[i].write & OR_ACCESS_PARTIAL;
+    t->now.partial = touches[i].write & (OR_ACCESS_PARTIAL | OR_ACCESS_LATE);
+    t->now.late = touches[i].write & OR_ACCESS_LATE ? t->late : NULL;
     t->now.range = touches[i].range;
     t->moves = touches[i].write & OR_ACCESS_MOVES;
     t->is_summed = i < 64 && t->sums >> i & 1;
@@ -240,9 +264,9 @@ static void reportToSchedule(orStream_t stream, const orTouch *touches, size_t c
     orScheduleTouched(stream, touches[i].range.begin, touches[i].range.end, touches[i].write);
 }
 
-/* `anyway`: it is queued whatever is found. */
+/* `late`: the bytes of the late ones, may be null. `anyway`: it is queued whatever is found. */
 static void checkAll(orStream_t stream, const char *operation, const orTouch *touches, size_t count,
-                     bool anyway) {
+                     orLate *late, bool anyway) {
   if (orSanitizerIgnores()) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
   reportToSchedule(stream, touches, count);
@@ -257,8 +281,10 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
   if (orSanitizerIsOn()) {
     t = checkOf(stream, operation, stack);
     t.sums = sums;
+    t.late = late;
     refuse = stream && orSanitizerRefuses && !anyway;
-    if (!stream || refuse) checkEach(&t, touches, count, compare);
+    if (!stream || (refuse && !orShadowIsOnlyOf(t.now.timeline)))
+      checkEach(&t, touches, count, compare);
     if (stream) checkEach(&t, touches, count, readFresh);
     checkEach(&t, touches, count, readNotReplayed);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
@@ -267,6 +293,7 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
       orSumsPrepare(touches, count);
       checkEach(&t, touches, count, writeFresh);
       checkEach(&t, touches, count, keep);
+      if (!anyway) orRacesHold();
     }
     orShadowSweep();
   }
@@ -278,15 +305,33 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
   if (any || found) orStacksFree();
   if (sums) orSumsTake();
   if (refused && !found)
-    checkAll(stream, operation, touches, count, true); /* in no memory of ours */
+    checkAll(stream, operation, touches, count, late, true); /* in no memory of ours */
 }
 
 /* What a task in a graph touches, told at each launch. */
 typedef struct orNodeTouches {
   const char *operation;
+  orLateAccess *late; /* a reference, or null */
   size_t count;
   orTouch touches[];
 } orNodeTouches;
+
+static orLate *queued(orLateAccess *access, orStream_t stream) {
+  if (!access) return NULL;
+  uint64_t after = 0;
+  if (stream) orStreamQueued(stream, &after);
+  orSanitizerLock();
+  orLate *late = orLateQueued(access, stream, after);
+  orSanitizerUnlock();
+  return late;
+}
+
+static void release(orLate *late) {
+  if (!late) return;
+  orSanitizerLock();
+  orLateRelease(late);
+  orSanitizerUnlock();
+}
 
 /* By a kernel that has not said what it touches. */
 static void anythingIsWritten(void) {
@@ -297,31 +342,43 @@ static void anythingIsWritten(void) {
 
 static void reportAgain(const void *args, orStream_t on) {
   const orNodeTouches *node = args;
+  orLate *late = queued(node->late, on);
   if (node->count)
-    checkAll(on, node->operation, node->touches, node->count, true);
+    checkAll(on, node->operation, node->touches, node->count, late, true);
   else
     anythingIsWritten();
+  release(late);
+}
+
+static void destroyNode(void *args) {
+  orLateAccess *late = ((orNodeTouches *)args)->late;
+  if (!late || orInForkedChild()) return;
+  orSanitizerLock();
+  orLateDrop(late, false);
+  orSanitizerUnlock();
 }
 
 /* False: the stream is not capturing. */
 static bool keepForLaunches(orStream_t stream, const char *operation, const orTouch *touches,
-                            size_t count) {
+                            size_t count, orLateAccess *late) {
   if (!orStreamCaptures(stream)) return false;
   size_t size = sizeof(orNodeTouches) + count * sizeof *touches;
   orNodeTouches *node = orSanitizerAllocate(size);
   orSanitizerLock();
-  *node = (orNodeTouches){.operation = orSanitizerName(operation), .count = count};
+  *node = (orNodeTouches){.operation = orSanitizerName(operation), .late = late, .count = count};
+  if (late) orLateCaptured(late, orHandleDevice(stream));
   orSanitizerUnlock();
   if (count) memcpy(node->touches, touches, count * sizeof *touches);
-  static const orNodeTool tool = {.report = reportAgain};
+  static const orNodeTool tool = {.report = reportAgain, .destroy = destroyNode};
   orGraphMemoryKeep(stream, node->operation, touches, count);
   bool kept, captures = orCaptureReport(stream, &tool, node, size, &kept);
+  if (!kept) destroyNode(node);
   free(node);
   return captures;
 }
 
-orError_t orSanitizerAccess(orStream_t stream, const char *operation,
-                            const orMemoryAccess *accesses, size_t count) {
+static orError_t report(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
+                        size_t count, orLateAccess *late) {
   orTouch few[OR_FEW], *touches = few;
   size_t made = 0;
   /* What a task does was told when it was queued. */
@@ -333,14 +390,27 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
   orError_t error = makeTouches(operation, accesses, count, touches, &made);
   if (!error && stream && !orHandleFind(&orStreamTable, stream))
     error = orErrorInvalidResourceHandle;
-  if (!error && made && !keepForLaunches(stream, operation, touches, made))
-    checkAll(stream, operation, touches, made, false);
+  if (!error && made && !keepForLaunches(stream, operation, touches, made, late)) {
+    orLate *bytes = queued(late, stream);
+    checkAll(stream, operation, touches, made, bytes, false);
+    release(bytes);
+  }
   if (touches != few) free(touches);
   return error;
 }
 
+orError_t orSanitizerAccess(orStream_t stream, const char *operation,
+                            const orMemoryAccess *accesses, size_t count) {
+  return report(stream, operation, accesses, count, NULL);
+}
+
+orError_t orSanitizerAccessLate(orStream_t stream, const char *operation,
+                                const orMemoryAccess *accesses, size_t count, orLateAccess *late) {
+  return report(stream, operation, accesses, count, late);
+}
+
 static void onKernel(orStream_t stream, const orProbe *p) {
-  if (!p->count && !keepForLaunches(stream, p->call, NULL, 0)) anythingIsWritten();
+  if (!p->count && !keepForLaunches(stream, p->call, NULL, 0, NULL)) anythingIsWritten();
   for (size_t done = 0; done < p->count;) {
     orTouch few[OR_FEW];
     size_t count = 0;
@@ -349,8 +419,8 @@ static void onKernel(orStream_t stream, const orProbe *p) {
       addTouch(&(orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0},
                few, &count);
     }
-    if (count && !keepForLaunches(stream, p->call, few, count))
-      checkAll(stream, p->call, few, count, true);
+    if (count && !keepForLaunches(stream, p->call, few, count, NULL))
+      checkAll(stream, p->call, few, count, NULL, true);
   }
 }
 
@@ -374,7 +444,7 @@ void orAnalysisOnAccess(orProbe *p) {
   if (orStreamCaptures(stream)) /* the graph's node reports the accesses of a copy or fill */
     orGraphMemoryKeep(stream, operation, both, count);
   else
-    checkAll(stream, operation, both, count, true);
+    checkAll(stream, operation, both, count, NULL, true);
 }
 
 /* Whose stack is asked for when there is something to tell, as most of what is touched beside a

@@ -4,11 +4,13 @@
  *
  * Each is an interval of a tree, and belongs to a node of the capture, which acts at each replay in
  * the order of the calls and goes with the graph. A capture has one input for a block. The free of
- * an input is noted, also while the sanitizer is off, and reported at each later replay. An output
- * stays in its tree until the first replay, or until other work writes there. Reading it before
- * that is reported.
+ * an input is noted, also while the sanitizer is off, and reported at each later replay. All
+ * outputs of a capture leave their tree when the first replay begins, as its own nodes use that
+ * memory again and again; one leaves it earlier if other work writes there. Reading it before that
+ * is reported.
  *
- * Blocks of any graph's pool are no inputs: the pool keeps their memory, whatever is freed.
+ * Blocks of any graph's pool are no inputs: the pool keeps their memory, whatever is freed. Their
+ * latest reader in another capture is noted for orSanitizerInputs.
  *
  * All under orSanitizerMutex. A node's thread reads what is atomic without it.
  */
@@ -22,6 +24,7 @@ typedef struct orGraphMemory {
   orTreeNode node;        /* first, as in orShadow */
   _Atomic(orTree *) tree; /* null: in none any more */
   uint64_t capture;
+  uint64_t reader; /* of an output: the latest other capture that reads it */
   orShadow access; /* the first in the capture; with a reference to its stack */
   const char *name;
   orStack *freed_by;
@@ -65,6 +68,40 @@ static void each(const orTree *tree, uintptr_t begin, uintptr_t end,
   visitor.visit = visit;
   visitor.context = context;
   orTreeEach(tree, begin, end, visitNode);
+}
+
+/* ---- what belongs to one capture ---- */
+
+typedef struct orGathered {
+  uint64_t capture;
+  orGraphMemory **list;
+  size_t count, room;
+} orGathered;
+
+static void push(orGathered *all, orGraphMemory *memory) {
+  if (all->count == all->room) {
+    all->room = all->room ? all->room * 2 : 16;
+    all->list = orSanitizerResize(all->list, all->room * sizeof *all->list);
+  }
+  all->list[all->count++] = memory;
+}
+
+static void gather(orGraphMemory *memory, void *context) {
+  orGathered *all = context;
+  if (memory->capture == all->capture) push(all, memory);
+}
+
+static void gatherRead(orGraphMemory *memory, void *context) {
+  orGathered *all = context;
+  if (memory->reader == all->capture) push(all, memory);
+}
+
+/* Lock held. */
+static void forget(orTree *tree, uint64_t capture) {
+  orGathered all = {.capture = capture};
+  each(tree, 0, UINTPTR_MAX, gather, &all);
+  for (size_t i = 0; i < all.count; i++) removeFrom(tree, all.list[i]);
+  free(all.list);
 }
 
 /* ---- capture ---- */
@@ -130,10 +167,23 @@ static bool isKnown(orTree *tree, uintptr_t begin, uintptr_t end, const orTouch 
   return all;
 }
 
+static void noteReader(orGraphMemory *memory, void *context) {
+  const orKeeping *k = context;
+  if (memory->capture != k->capture) memory->reader = k->capture;
+}
+
+/* No lock held. */
+static void keepRead(orKeeping *k, const orRange *range) {
+  orSanitizerLock();
+  each(&outputs, range->begin, range->end, noteReader, k);
+  orSanitizerUnlock();
+}
+
 static void keepOne(orKeeping *k, const orTouch *touch) {
   orCacheFound block;
   bool writes = touch->write & OR_ACCESS_WRITES;
   if (touch->pinned || !orCacheFind((const void *)touch->range.begin, &block)) return;
+  if (block.is_graphs && !writes) keepRead(k, &touch->range);
   if (block.is_graphs && (!writes || touch->write & OR_ACCESS_PARTIAL)) return;
   orTree *tree = block.is_graphs ? &outputs : &inputs;
   uintptr_t begin = block.is_graphs ? touch->range.begin : block.begin;
@@ -292,36 +342,22 @@ static void replay(const void *args, orStream_t on) {
     return;
   }
   orSanitizerLock();
-  if (treeOf(memory)) removeFrom(&outputs, memory);
+  forget(&outputs, memory->capture);
   orSanitizerUnlock();
 }
 
 /* ---- for the owner of a capture ---- */
 
-typedef struct orInputs {
-  uint64_t capture;
-  orGraphMemory **list;
-  size_t count, room;
-} orInputs;
-
-static void collect(orGraphMemory *memory, void *context) {
-  orInputs *all = context;
-  if (memory->capture != all->capture) return;
-  if (all->count == all->room) {
-    all->room = all->room ? all->room * 2 : 16;
-    all->list = orSanitizerResize(all->list, all->room * sizeof *all->list);
-  }
-  all->list[all->count++] = memory;
-}
-
-/* The inputs of the stream's capture. They stay until it ends, which is the caller's to do. */
-static orError_t collectInputs(orStream_t stream, orInputs *all) {
+/* The inputs of the stream's capture, and outputs of others that it reads. They stay until it ends,
+ * which is the caller's to do. */
+static orError_t collectInputs(orStream_t stream, orGathered *all) {
   orCaptureStatus status;
   OR_TRY(orStreamGetCaptureInfo(stream, &status, &all->capture));
   if (!all->capture)
     return orFail(orErrorInvalidValue, "orSanitizerInputs: the stream is not capturing");
   orSanitizerLock();
-  each(&inputs, 0, UINTPTR_MAX, collect, all);
+  each(&inputs, 0, UINTPTR_MAX, gather, all);
+  each(&outputs, 0, UINTPTR_MAX, gatherRead, all);
   orSanitizerUnlock();
   return orSuccess;
 }
@@ -330,7 +366,7 @@ orError_t orSanitizerInputs(orStream_t stream,
                             void (*visit)(const void *begin, size_t bytes, char name[64],
                                           void *context),
                             void *context) {
-  orInputs all = {.count = 0};
+  orGathered all = {.count = 0};
   if (!visit) return orFail(orErrorInvalidValue, "orSanitizerInputs: null function");
   OR_TRY(collectInputs(stream, &all));
   for (size_t i = 0; i < all.count; i++) {
@@ -346,13 +382,12 @@ orError_t orSanitizerInputs(orStream_t stream,
 }
 
 orError_t orSanitizerInputsChecked(orStream_t stream) {
-  orInputs all = {.count = 0};
+  orGathered all = {.count = 0};
   OR_TRY(collectInputs(stream, &all));
-  orSanitizerLock();
-  for (size_t i = 0; i < all.count; i++)
-    if (treeOf(all.list[i])) removeFrom(&inputs, all.list[i]);
-  orSanitizerUnlock();
   free(all.list);
+  orSanitizerLock();
+  forget(&inputs, all.capture);
+  orSanitizerUnlock();
   return orSuccess;
 }
 

@@ -1,6 +1,6 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
- * range, intern; host_clock, timeline, shadow; allocations, initcheck, page_guard, host_read,
+ * range, intern, late; host_clock, timeline, shadow; allocations, initcheck, page_guard, host_read,
  * races, graph_memory, host_checksum; unrecorded; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
@@ -12,7 +12,7 @@
 
 #include "base/interval_tree.h"
 #include "tools/hang.h"
-#include "openreg_sanitizer.h"
+#include "openreg_late.h"
 
 typedef struct orSync orSync;
 
@@ -106,6 +106,60 @@ void orStackRelease(orStack *stack);
 bool orStacksAreDead(void); /* some of them */
 /* Calls the user's function for stacks without references. No lock held. */
 void orStacksFree(void);
+
+/* ---- late.c ---- */
+
+typedef struct orSpan {
+  uintptr_t begin, end;
+} orSpan;
+
+/* The bytes of an access whose indices were not known when it was queued. */
+typedef struct orLate orLate;
+struct orLate {
+  uint32_t refs;
+  bool known; /* what follows; until then the access may touch any of its bytes */
+  size_t count;
+  orSpan *spans; /* ascending: bytes, or hulls of slices with gaps */
+  orRange slice; /* the repeats of each */
+  orLate *next;  /* that the access has when it is queued again */
+  /* Of a replay: its stream, and how many tasks were queued there before it. */
+  orStream_t stream;
+  uint64_t after;
+};
+
+static inline orLate *orLateRetain(orLate *late) {
+  if (late) late->refs++;
+  return late;
+}
+void orLateRelease(orLate *late);
+static inline bool orLateIsOpen(const orLate *late) { return late && !late->known; }
+
+orLateAccess *orLateNew(const void *data);
+/* A graph's node has a reference from now on. */
+void orLateCaptured(orLateAccess *access, int device);
+/* Gives a reference back; the task's own if it is `over`. */
+void orLateDrop(orLateAccess *access, bool over);
+/* Replays on a device that is being reset will not run; -1: on all devices. */
+void orLateForget(int device);
+/* The access is queued on a stream after so many tasks: returns its bytes, with a reference for the
+ * caller. */
+orLate *orLateQueued(orLateAccess *access, orStream_t stream, uint64_t after);
+/* The bytes that are touched, for orLateResolve. No lock needed. */
+orLate orLateBytes(const orLateAccess *access, const orMemoryAccess *slice, const size_t *offsets,
+                   size_t count);
+/* The task that runs, or, outside of one, the oldest that is queued, touches these bytes. */
+void orLateResolve(orLateAccess *access, orLate *bytes);
+
+/* What an access touches: a range, or `late`, which is known, at a distance. */
+typedef struct orPlace {
+  const orRange *range;
+  const orLate *late; /* may be null */
+  uintptr_t moved;
+} orPlace;
+typedef enum orMeeting { OR_APART, OR_MEET, OR_MAY_MEET } orMeeting;
+/* Whether two places share bytes, and the hull of the first that they do. OR_MAY_MEET: that takes
+ * too long to find out. */
+orMeeting orPlacesMeet(const orPlace *a, const orPlace *b, orSpan *common);
 
 /* ---- host_clock.c ---- */
 
@@ -224,6 +278,8 @@ typedef struct orShadow {
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
   bool write, partial;
+  orLate *late;        /* a reference, or null. The range is then all that may be touched */
+  uintptr_t moved;     /* added to the addresses of `late` */
   bool judged;         /* compared with an access of the host's, so it guards no memory any more */
   bool undecided;      /* ... until a gate opens */
   bool freed;          /* the block was freed since ... */
@@ -233,7 +289,9 @@ typedef struct orShadow {
 
 /* The accesses whose hull overlaps [begin, end). The array is valid until the next call. */
 size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
-/* Adds a copy of `shadow`, which takes over the reference to its stack. */
+/* Whether all accesses are the timeline's own, with which its next one is in no conflict. */
+bool orShadowIsOnlyOf(uint32_t timeline);
+/* Adds a copy of `shadow`, which takes over its references. */
 void orShadowAdd(const orShadow *shadow);
 /* Replaces an access by a later one with the same range. */
 void orShadowRenew(orShadow *shadow, const orShadow *by);
@@ -320,20 +378,28 @@ typedef struct orRaceSide {
   bool write, partial, external;
 } orRaceSide;
 
+typedef struct orRaceBytes {
+  orRange range;
+  orLate *late; /* a reference, or null */
+  uintptr_t moved;
+} orRaceBytes;
+
 typedef struct orRace orRace;
 struct orRace {
   orRaceSide earlier, later;
+  orRaceBytes bytes[2]; /* of both */
   uintptr_t begin, end; /* that both touch */
   bool reused;          /* the memory was freed and handed out in between ... */
   bool unrecorded;      /* ... before its allocation stream was ordered after the earlier access */
   orStream_t owner;     /* the allocation stream */
   orStack *allocation;  /* the first use of the block; a reference, or null */
   uint64_t sequence, later_sequence;
-  uint64_t call;  /* that made the later one */
-  bool lost;      /* the event was recorded again */
-  bool elsewhere; /* another thread of the host has waited for the earlier one */
-  bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
-  bool freed;     /* `later` is the free of what `earlier` may still use */
+  uint64_t call;   /* that made the later one */
+  uint64_t thread; /* orHostThreadNumber, of that call */
+  bool lost;       /* the event was recorded again */
+  bool elsewhere;  /* another thread of the host has waited for the earlier one */
+  bool fresh;      /* no race: `earlier` is the allocation of what `later` reads */
+  bool freed;      /* `later` is the free of what `earlier` may still use */
   orReportKind kind;
   const char *name; /* the program's, of the memory; interned, or null */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
@@ -346,6 +412,7 @@ typedef struct orRaceList {
   orRace *first;
   uint64_t call; /* of the accesses that are compared */
   bool touched;  /* the later access is the host's, outside of a call */
+  bool late;     /* found after the call, by another thread */
 } orRaceList;
 
 /* Adds a conflict to the list, or to the undecided ones if `keep` says so. Of one call and one
@@ -358,11 +425,19 @@ void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list
 /* A report about a graph's memory, which `earlier` uses in the capture. */
 orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *later,
                     orRaceList *list);
-/* After a gate was opened: moves the conflicts that this decides to the list. */
+/* After a gate was opened, or (null) bytes are known: moves the conflicts that this decides to the
+ * list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
+/* A task that could still decide a conflict is queued. */
+bool orRacesAwaitTasks(void);
+/* Moves the conflicts that tasks could still decide to the list, as possible ones. */
+void orRacesGiveUp(orRaceList *list);
 /* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
  * held. */
 bool orRacesReport(orRaceList *list);
+/* Until the calling thread's next orSanitizerFound, which returns no late conflict then: it has
+ * reported an access that it is about to queue. */
+void orRacesHold(void);
 /* The calling thread has a report to fetch. */
 bool orRacesAreUnasked(void);
 /* Forgets all reports and undecided conflicts. */

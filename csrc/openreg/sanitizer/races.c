@@ -10,6 +10,10 @@
  * stays in `undecided` until its gates are open. A conflict behind more gates than a stream
  * remembers, or between the host and work behind a gate, does not count.
  *
+ * A conflict of a late access (late.c) is undecided until the tasks that decide its bytes run. It
+ * is reported on one of their threads, and handed to the thread of the later call. There is a
+ * report for each two calls then, whichever order their tasks run in.
+ *
  * The same two operations on the same streams and bytes are one report. `reports` holds the first
  * `limit` of them, `total` counts all. A thread's report is in `unasked` until the thread fetches
  * it (orSanitizerFound). The entry is identified by the address of the thread's `found_here`,
@@ -20,9 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "openreg_package.h"
 #include "sanitizer/private.h"
 
-enum { OR_UNDECIDED = 1000 };
+enum { OR_UNDECIDED = 1000, OR_UNDECIDED_LATE = 1 << 14 };
 
 typedef struct orKeptReport {
   orRaceReport report;
@@ -35,6 +40,8 @@ typedef struct orUnasked {
   orKeptReport kept;
   const bool *thread;
   bool touched; /* the thread was in no call, and may never ask */
+  bool late;    /* instead of `thread`, that of this number; 0: any */
+  uint64_t number;
   struct orUnasked *next;
 } orUnasked;
 
@@ -43,8 +50,11 @@ static size_t kept, room, limit = 1000;
 static uint64_t total;
 static bool prints;
 static orRace *undecided;
+static size_t undecided_count[2]; /* [1]: of late accesses */
 static orUnasked *unasked;
+static _Atomic size_t late_unasked;
 static _Thread_local bool found_here; /* since it last asked */
+static _Thread_local bool is_held;    /* orRacesHold */
 
 /* ---- finding ---- */
 
@@ -52,6 +62,8 @@ static void freeRace(orRace *race) {
   orStackRelease(race->earlier.stack);
   orStackRelease(race->later.stack);
   orStackRelease(race->allocation);
+  orLateRelease(race->bytes[0].late);
+  orLateRelease(race->bytes[1].late);
   for (uint32_t i = 0; i < race->gate_count; i++) orSyncRelease(race->gates[i]);
   free(race);
 }
@@ -78,13 +90,20 @@ static orRaceSide sideOf(const orShadow *shadow) {
                       .begin = shadow->range.begin,
                       .end = shadow->range.end,
                       .write = shadow->write,
-                      .partial = shadow->partial,
+                      .partial = shadow->partial && !shadow->late,
                       .external = shadow->stream && orTimelineAt(shadow->timeline)->external};
+}
+
+static orRaceBytes bytesOf(const orShadow *shadow) {
+  return (orRaceBytes){shadow->range, orLateRetain(shadow->late), shadow->moved};
 }
 
 static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   orRace *race = orSanitizerAllocate(sizeof *race);
-  *race = (orRace){.earlier = sideOf(earlier), .later = sideOf(later)};
+  *race = (orRace){.earlier = sideOf(earlier),
+                   .later = sideOf(later),
+                   .bytes = {bytesOf(earlier), bytesOf(later)},
+                   .thread = orHostThreadNumber()};
   const orRange *a = &earlier->range, *b = &later->range;
   race->begin = a->begin > b->begin ? a->begin : b->begin;
   race->end = a->end < b->end ? a->end : b->end;
@@ -149,46 +168,107 @@ orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *
   return list->first = race;
 }
 
+static bool isLate(const orRace *race) { return race->bytes[0].late || race->bytes[1].late; }
+
+/* Not by a late access, as not all that a call is in conflict with is known at one time. */
+static bool isOfSameWait(const orRace *a, const orRace *b) {
+  return a->call == b->call && !a->fresh && !a->kind && a->earlier.stream == b->earlier.stream &&
+         isLate(a) == isLate(b) && (!isLate(a) || a->sequence == b->sequence);
+}
+
+static bool isBetter(const orRace *a, const orRace *b) {
+  if (isLate(a)) return a->begin < b->begin;
+  return a->sequence > b->sequence || (a->sequence == b->sequence && a->later.write);
+}
+
 /* At the end, or in place of one that says the same of an earlier access: one missing wait is one
- * report. */
-static void append(orRace **list, orRace *race) {
+ * report. True if the list is longer. */
+static bool append(orRace **list, orRace *race) {
   for (; *list; list = &(*list)->next) {
     orRace *other = *list;
-    if (other->call != race->call || other->fresh || other->kind ||
-        other->earlier.stream != race->earlier.stream)
-      continue;
-    bool better = race->sequence > other->sequence ||
-                  (race->sequence == other->sequence && race->later.write);
+    if (!isOfSameWait(other, race)) continue;
+    bool better = isBetter(race, other);
     if (better) {
       race->next = other->next;
       *list = race;
     }
     freeRace(better ? other : race);
-    return;
+    return false;
   }
   race->next = NULL;
   *list = race;
+  return true;
 }
 
-static void postpone(orRace *race) {
-  size_t count = 0;
-  for (const orRace *r = undecided; r; r = r->next) count++;
-  if (count < OR_UNDECIDED)
-    append(&undecided, race);
+static bool isOpen(const orRace *race) {
+  return race->gate_count || orLateIsOpen(race->bytes[0].late) || orLateIsOpen(race->bytes[1].late);
+}
+
+static orPlace placeOf(const orRaceBytes *b) { return (orPlace){&b->range, b->late, b->moved}; }
+
+/* Adds a conflict to the list if both accesses touch a byte. All is known of it. */
+static void decide(orRace *race, orRaceList *list) {
+  orPlace a = placeOf(&race->bytes[0]), b = placeOf(&race->bytes[1]);
+  orSpan common;
+  orMeeting meeting = isLate(race) ? orPlacesMeet(&a, &b, &common) : OR_MEET;
+  race->earlier.partial |= meeting == OR_MAY_MEET && a.late;
+  race->later.partial |= meeting == OR_MAY_MEET && b.late;
+  bool possible = race->earlier.partial || race->later.partial;
+  if (isLate(race) && meeting == OR_MEET) {
+    race->begin = common.begin;
+    race->end = common.end;
+  }
+  if (meeting == OR_APART || (possible && !orSanitizerReportsPossible))
+    freeRace(race);
+  else
+    append(&list->first, race);
+}
+
+static void giveUp(orRace *race, orRaceList *list) {
+  race->earlier.partial |= race->bytes[0].late != NULL;
+  race->later.partial |= race->bytes[1].late != NULL;
+  if (orSanitizerReportsPossible)
+    append(&list->first, race);
   else
     freeRace(race);
 }
 
+/* Too many wait for tasks: it is a possible one then. Too many behind gates: it is lost. */
+static void postpone(orRace *race, orRaceList *list) {
+  bool late = isLate(race);
+  if (undecided_count[late] >= (size_t)(late ? OR_UNDECIDED_LATE : OR_UNDECIDED)) {
+    if (late && !race->gate_count)
+      giveUp(race, list);
+    else
+      freeRace(race);
+  } else if (!late) {
+    undecided_count[0] += append(&undecided, race);
+  } else {
+    race->next = undecided;
+    undecided = race;
+    undecided_count[1]++;
+  }
+}
+
+/* Takes an undecided race out of its list. */
+static orRace *take(orRace **at) {
+  orRace *race = *at;
+  *at = race->next;
+  undecided_count[isLate(race)]--;
+  return race;
+}
+
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list) {
-  if (!orSanitizerReportsPossible && (earlier->partial || later->partial)) return false;
+  bool partial = (earlier->partial && !earlier->late) || (later->partial && !later->late);
+  if (!orSanitizerReportsPossible && partial) return false;
   orRace *race = makeRace(earlier, later);
   race->call = list->call;
   bool sure = !isUnsure(&race->earlier) && !isUnsure(&race->later);
-  bool decided = sure && !race->gate_count;
+  bool decided = sure && !isOpen(race);
   if (decided)
-    append(&list->first, race);
+    decide(race, list);
   else if (sure && keep)
-    postpone(race);
+    postpone(race, list);
   else
     freeRace(race);
   return decided;
@@ -200,6 +280,8 @@ void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list
   race->call = list->call;
   race->freed = true;
   race->reused = false;
+  orLateRelease(race->bytes[0].late);
+  race->bytes[0].late = NULL;
   if (isUnsure(&race->earlier) || race->earlier_gates)
     freeRace(race);
   else
@@ -227,17 +309,33 @@ static bool passGate(orRace *race, orSync *gate) {
 
 void orRacesDecide(orSync *gate, orRaceList *list) {
   for (orRace **at = &undecided, *race; (race = *at);) {
-    bool ordered = passGate(race, gate);
-    if (!ordered && race->gate_count) {
+    bool ordered = gate && passGate(race, gate);
+    if (!ordered && isOpen(race)) {
       at = &race->next;
       continue;
     }
-    *at = race->next;
+    take(at);
     if (ordered)
       freeRace(race);
     else
-      append(&list->first, race);
+      decide(race, list);
   }
+}
+
+static bool awaitsTask(const orRace *race) { return isOpen(race) && !race->gate_count; }
+
+bool orRacesAwaitTasks(void) {
+  const orRace *race = undecided;
+  while (race && !awaitsTask(race)) race = race->next;
+  return race;
+}
+
+void orRacesGiveUp(orRaceList *list) {
+  for (orRace **at = &undecided, *race; (race = *at);)
+    if (awaitsTask(race))
+      giveUp(take(at), list);
+    else
+      at = &race->next;
 }
 
 /* ---- words ---- */
@@ -246,12 +344,13 @@ void orRacesDecide(orSync *gate, orRaceList *list) {
 static bool nameMemory(const orRace *race, char text[64]) {
   orRegion region;
   if (race->kind == orReportFreedInput) { /* its segment may be gone */
-    snprintf(text, 64, "openreg:%d", orHandleDevice(race->earlier.stream));
+    snprintf(text, 64, "%s:%d", orDevicesName(), orHandleDevice(race->earlier.stream));
     return true;
   }
   if (!orRegionFind((const void *)race->begin, &region)) return false;
   char where[32] = "pinned host memory";
-  if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
+  if (region.type == orMemoryTypeDevice)
+    snprintf(where, sizeof where, "%s:%d", orDevicesName(), region.device);
   snprintf(text, 64, "%s%s", where,
            race->freed        ? ", freed without record_stream"
            : !race->reused    ? ""
@@ -271,6 +370,9 @@ static void adviseGraph(const orRace *race, char *text, size_t size) {
       break;
     case orReportFirstCall:
       snprintf(text, size, "a call of %s before the capture", first);
+      break;
+    case orReportPrograms:
+      snprintf(text, size, "atomic operations, or memory of each program's own, in %s", first);
       break;
     default:
       snprintf(text, size,
@@ -373,7 +475,8 @@ static const char *const graph_kinds[] = {
     [orReportNotReplayed] = "it is read before the first replay",
     [orReportReplacedInput] = "it may have been replaced by another tensor",
     [orReportOverwritten] = "it is read after a later call has overwritten it",
-    [orReportFirstCall] = "each replay repeats what may belong to the first call alone"};
+    [orReportFirstCall] = "each replay repeats what may belong to the first call alone",
+    [orReportPrograms] = "programs of one grid access it in no order"};
 
 static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
@@ -450,22 +553,59 @@ static orUnasked **findUnasked(void) {
   return at;
 }
 
+/* The entry for a conflict of an earlier call of that thread, which was decided after the call. */
+static orUnasked **findLate(uint64_t number) {
+  orUnasked **at = &unasked;
+  while (*at && !((*at)->late && (!(*at)->number || (*at)->number == number))) at = &(*at)->next;
+  return at;
+}
+
 bool orRacesAreUnasked(void) { return found_here && *findUnasked(); }
 
-static void freeUnasked(orUnasked **at) {
-  orUnasked *gone = *at;
-  *at = gone->next;
+void orRacesHold(void) { is_held = true; }
+
+/* Takes the entry, which may be null, out of the list. */
+static orUnasked *takeUnasked(orUnasked **at) {
+  orUnasked *entry = *at;
+  if (!entry) return NULL;
+  *at = entry->next;
+  late_unasked -= entry->late;
+  return entry;
+}
+
+static void freeUnasked(orUnasked *gone) {
   releaseStacks(&gone->kept);
   free(gone);
 }
 
-static void keepForThread(const orRaceReport *report, const orRace *race, bool touched) {
+/* At the end of the list. */
+static void addUnasked(orUnasked entry) {
+  orUnasked *added = orSanitizerAllocate(sizeof *added), **at = &unasked;
+  while (*at) at = &(*at)->next;
+  *added = entry;
+  added->next = NULL;
+  *at = added;
+  late_unasked += entry.late;
+}
+
+/* Each conflict once: the thread's next calls return one each. */
+static void keepLate(const orRaceReport *report, const orRace *race) {
+  for (const orUnasked *u = unasked; u; u = u->next)
+    if (u->late && u->kept.report.number == report->number) return;
+  addUnasked((orUnasked){.kept = keep(report, race), .late = true, .number = race->thread});
+}
+
+/* The first of a thread counts. */
+static void keepForThread(const orRaceReport *report, const orRace *race, const orRaceList *list) {
+  if (list->late) {
+    keepLate(report, race);
+    return;
+  }
   orUnasked **at = findUnasked();
-  if (*at && found_here) return; /* the first counts */
-  if (*at) freeUnasked(at);
-  orUnasked *entry = orSanitizerAllocate(sizeof *entry);
-  *entry = (orUnasked){keep(report, race), &found_here, touched, unasked};
-  unasked = entry;
+  if (*at && found_here) return;
+  if (*at) freeUnasked(takeUnasked(at));
+  addUnasked(
+      (orUnasked){.kept = keep(report, race), .thread = &found_here, .touched = list->touched});
   found_here = true;
 }
 
@@ -474,21 +614,22 @@ static uint64_t handOut(orUnasked *entry, void (*look)(const orRaceReport *repor
                         void *context) {
   uint64_t number = entry->kept.report.number;
   if (look) look(&entry->kept.report, context);
-  entry->next = NULL;
   orMutexLock(&orSanitizerMutex);
-  freeUnasked(&entry);
+  freeUnasked(entry);
   orMutexUnlock(&orSanitizerMutex);
   orStacksFree();
   return number;
 }
 
 uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
-  if (!found_here || OR_UNLIKELY(orInForkedChild())) return 0;
-  orMutexLock(&orSanitizerMutex);
-  orUnasked **at = findUnasked(), *entry = *at;
-  if (entry) *at = entry->next;
+  bool late = !is_held && atomic_load_explicit(&late_unasked, memory_order_relaxed);
+  is_held = false;
+  if ((!found_here && !late) || OR_UNLIKELY(orInForkedChild())) return 0;
+  orSanitizerLock();
+  orUnasked *entry = found_here ? takeUnasked(findUnasked()) : NULL;
+  if (!entry && late) entry = takeUnasked(findLate(orHostThreadNumber()));
   found_here = false;
-  orMutexUnlock(&orSanitizerMutex);
+  orSanitizerUnlock();
   return entry ? handOut(entry, look, context) : 0; /* they may have been cleared */
 }
 
@@ -496,9 +637,8 @@ uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context)
   if (OR_UNLIKELY(orInForkedChild())) return 0;
   orMutexLock(&orSanitizerMutex);
   orUnasked **at = &unasked;
-  while (*at && !(*at)->touched) at = &(*at)->next;
-  orUnasked *entry = *at;
-  if (entry) *at = entry->next;
+  while (*at && !(*at)->touched && !(*at)->late) at = &(*at)->next;
+  orUnasked *entry = takeUnasked(at);
   orMutexUnlock(&orSanitizerMutex);
   return entry ? handOut(entry, look, context) : 0;
 }
@@ -514,7 +654,7 @@ bool orRacesReport(orRaceList *list) {
     if (counts) fillReport(&report, race);
     orMutexLock(&orSanitizerMutex);
     bool new = counts && addReport(&report, race);
-    if (new || (counts && orSanitizerRefuses)) keepForThread(&report, race, list->touched);
+    if (new || (counts && orSanitizerRefuses)) keepForThread(&report, race, list);
     freeRace(race);
     bool print = new && prints;
     orMutexUnlock(&orSanitizerMutex);
@@ -525,15 +665,12 @@ bool orRacesReport(orRaceList *list) {
 }
 
 void orRacesForgetUndecided(void) {
-  for (orRace *race; (race = undecided);) {
-    undecided = race->next;
-    freeRace(race);
-  }
+  while (undecided) freeRace(take(&undecided));
 }
 
 void orRacesClear(void) {
   while (kept) releaseStacks(&reports[--kept]);
-  while (unasked) freeUnasked(&unasked);
+  while (unasked) freeUnasked(takeUnasked(&unasked));
   total = 0;
   orRacesForgetUndecided();
 }

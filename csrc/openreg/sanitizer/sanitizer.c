@@ -106,6 +106,69 @@ static void onSignal(orProbe *p) {
   if (races.first) orRacesReport(&races);
 }
 
+/* ---- late accesses ---- */
+
+/* Reports what is decided now. */
+static void reportDecided(void) {
+  orRaceList races = {.late = true};
+  orRacesDecide(NULL, &races);
+  bool any = orStacksAreDead();
+  orSanitizerUnlock();
+  bool found = races.first && orRacesReport(&races);
+  if (any || found) orStacksFree();
+}
+
+orLateAccess *orSanitizerLate(const void *data) {
+  return orSanitizerIsOn() && !orInForkedChild() ? orLateNew(data) : NULL;
+}
+
+orError_t orSanitizerResolve(orLateAccess *late, const orMemoryAccess *slice, const size_t *offsets,
+                             size_t count) {
+  if (orInForkedChild()) return orSuccess;
+  if (!late || !slice || (count && !offsets) || slice->dims > OR_ACCESS_DIMS)
+    return orFail(orErrorInvalidValue,
+                  "orSanitizerResolve: an argument is null, or a slice has "
+                  "more than %d dimensions",
+                  OR_ACCESS_DIMS);
+  orLate bytes = orLateBytes(late, slice, offsets, count);
+  orSanitizerLock();
+  orLateResolve(late, &bytes);
+  reportDecided();
+  return orSuccess;
+}
+
+void orSanitizerLateOver(orLateAccess *late) {
+  if (!late || orInForkedChild()) return;
+  orSanitizerLock();
+  orLateDrop(late, true);
+  reportDecided();
+}
+
+static bool awaitsTasks(void) {
+  orSanitizerLock();
+  bool awaits = orRacesAwaitTasks();
+  orSanitizerUnlock();
+  return awaits;
+}
+
+/* Waits a millisecond. Under a schedule tasks run in calls of the host alone, so one runs here. */
+static void letTasksRun(void) {
+  const orDispatcher *d = orDispatching();
+  if (!d || d->step(&(orWaitGoal){.stream = NULL})) orSleep(1000000);
+}
+
+orError_t orSanitizerAwaitLate(unsigned milliseconds) {
+  OR_TRY(orEnter());
+  for (; milliseconds && awaitsTasks(); milliseconds--) letTasksRun();
+  orRaceList races = {.first = NULL};
+  orSanitizerLock();
+  orRacesGiveUp(&races);
+  orSanitizerUnlock();
+  if (races.first) orRacesReport(&races);
+  orStacksFree();
+  return orSuccess;
+}
+
 static void onCellFreed(orProbe *p) {
   orSanitizerLock();
   keepSync(p->cell, NULL);
@@ -213,6 +276,7 @@ static void onReset(orProbe *p) {
   orSanitizerLock();
   orClocksForgetGates(p->device);
   orRacesForgetUndecided();
+  orLateForget(p->device);
   orUnrecordedForget(p->device);
   orSanitizerUnlock();
 }
@@ -224,46 +288,59 @@ static size_t findAll(const orProbe *p, orShadow ***found) {
 }
 
 /* What a recorded stream has done, and what anybody knows to be over: a thread's last use of
- * memory comes before that memory is freed, whoever frees it. */
-static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
+ * memory comes before that memory is freed, whoever frees it. Returns what is left, valid as by
+ * orShadowFind. Lock held. */
+static size_t forgetUse(uintptr_t start, size_t size, orStream_t stream, orShadow ***left) {
   static const orClock none;
   orShadow **found;
-  orSanitizerLock();
+  size_t kept = 0;
   const orClock *clock = stream ? &orTimelineAt(orTimelineOf(stream))->clock : &none;
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
     if (orClockIncludes(clock, found[i]->timeline, found[i]->counter) ||
         orHappensBeforeAny(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
-  if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
+    else
+      found[kept++] = found[i];
+  *left = found;
   orSumsForget(start, start + size);
+  return kept;
+}
+
+static void onUse(uintptr_t start, size_t size, orStream_t stream) {
+  orShadow **left;
+  orSanitizerLock();
+  forgetUse(start, size, stream, &left);
+  if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
   orSanitizerUnlock();
 }
 
-static void onBlockUsed(orProbe *p) { forgetUse((uintptr_t)p->dst, p->bytes, p->stream); }
+static void onBlockUsed(orProbe *p) { onUse((uintptr_t)p->dst, p->bytes, p->stream); }
 
 orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream) {
   if (!orSanitizerIsOn()) return orSuccess;
   OR_TRY(orEnter());
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  forgetUse((uintptr_t)data, bytes, stream);
+  onUse((uintptr_t)data, bytes, stream);
   return orSuccess;
 }
 
+/* A block that only its owner's stream has used needs no judgement; most blocks are such. */
 static void onBlockFreed(orProbe *p) {
-  orShadow **found;
-  forgetUse((uintptr_t)p->dst, p->bytes, 0);
+  orShadow **left;
+  bool others = false;
   orSanitizerLock();
   uint32_t timeline = orTimelineOf(p->stream);
-  size_t count = findAll(p, &found);
+  size_t count = forgetUse((uintptr_t)p->dst, p->bytes, 0, &left);
+  orStack *allocation = count ? orAllocationStack((uintptr_t)p->dst) : NULL;
   for (size_t i = 0; i < count; i++) {
-    found[i]->freed = true;
-    found[i]->owner = timeline;
-    if (!found[i]->allocation)
-      found[i]->allocation = orStackRetain(orAllocationStack(found[i]->range.begin));
-    if (orTimelineAt(found[i]->timeline)->external) orShadowErase(found[i]);
+    left[i]->freed = true;
+    left[i]->owner = timeline;
+    if (!left[i]->allocation) left[i]->allocation = orStackRetain(allocation);
+    others |= left[i]->timeline != timeline;
+    if (orTimelineAt(left[i]->timeline)->external) orShadowErase(left[i]);
   }
-  orUnrecordedAdd(p);
+  if (others) orUnrecordedAdd(p);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSanitizerUnlock();
 }

@@ -21,6 +21,8 @@ enum { CHUNK = 64, SWEEP = 4096, LIMIT = 1 << 18 };
 static orTree tree = OR_TREE_INITIALIZER;
 static orTreeNode *spare; /* linked by `left` */
 static size_t count, sweep_at = SWEEP;
+static size_t *counts; /* of each timeline's accesses */
+static uint32_t timelines;
 static orShadow **list; /* of orShadowFind and the sweeps */
 static size_t listed, list_room;
 
@@ -35,6 +37,24 @@ static orShadow *newNode(void) {
   orTreeNode *node = spare;
   spare = node->left;
   return (orShadow *)node;
+}
+
+static void countMore(uint32_t timeline) {
+  if (timeline >= timelines) {
+    counts = orSanitizerResize(counts, (timeline + 1) * sizeof *counts);
+    while (timelines <= timeline) counts[timelines++] = 0;
+  }
+  counts[timeline]++;
+  count++;
+}
+
+static void countLess(uint32_t timeline) {
+  counts[timeline]--;
+  count--;
+}
+
+bool orShadowIsOnlyOf(uint32_t timeline) {
+  return count == 0 || (timeline < timelines && counts[timeline] == count);
 }
 
 static void insert(orShadow *shadow) {
@@ -73,24 +93,30 @@ void orShadowAdd(const orShadow *shadow) {
   orShadow *node = newNode();
   *node = *shadow;
   insert(node);
-  count++;
+  countMore(node->timeline);
+}
+
+static void releaseAll(orShadow *shadow) {
+  orStackRelease(shadow->stack);
+  orStackRelease(shadow->allocation);
+  orLateRelease(shadow->late);
 }
 
 void orShadowRenew(orShadow *shadow, const orShadow *by) {
-  orStackRelease(shadow->stack);
-  orStackRelease(shadow->allocation);
+  releaseAll(shadow);
   orShadow renewed = *by;
+  countLess(shadow->timeline);
+  countMore(by->timeline);
   renewed.node = shadow->node;
   *shadow = renewed;
 }
 
 void orShadowErase(orShadow *shadow) {
   orTreeRemove(&tree, &shadow->node);
-  orStackRelease(shadow->stack);
-  orStackRelease(shadow->allocation);
+  releaseAll(shadow);
   shadow->node.left = spare;
   spare = &shadow->node;
-  count--;
+  countLess(shadow->timeline);
 }
 
 void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end) {
@@ -99,6 +125,7 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end) {
     orShadow rest = *shadow;
     orStackRetain(rest.stack);
     orStackRetain(rest.allocation);
+    orLateRetain(rest.late);
     rest.range.begin = end;
     rest.range.width = whole.end - end;
     orShadowAdd(&rest);

@@ -123,6 +123,8 @@ static void copyUses(const orUnrecorded *u, uintptr_t to, size_t bytes) {
     if (!isInUse(u, &copy) || !moveRange(&copy.range, u->begin, to, bytes)) continue;
     orStackRetain(copy.stack);
     orStackRetain(copy.allocation);
+    orLateRetain(copy.late);
+    copy.moved += to - u->begin;
     orShadowAdd(&copy);
   }
 }

@@ -212,8 +212,6 @@ bool orCaptureCommit(orStream *s, const orTask *task) {
 /* A record's clock: its node's arguments. */
 static uint32_t *clockOf(orGraphNode *record) { return orTaskArgs(&record->task); }
 
-static bool isActive(const orCapture *c) { return c->state == OR_CAPTURE_ACTIVE; }
-
 orError_t orCaptureRecord(orStream *s, orCell *cell) {
   orBranch *b = s->capturing;
   orCapture *c = b->capture;
@@ -223,7 +221,7 @@ orError_t orCaptureRecord(orStream *s, orCell *cell) {
   record->task.name = "orEventRecord";
   memcpy(clockOf(record), b->after, sizeof b->after);
   orMutexLock(&c->lock);
-  bool active = isActive(c);
+  bool active = c->state == OR_CAPTURE_ACTIVE;
   if (active) append(b, record);
   orMutexUnlock(&c->lock);
   if (!active) {

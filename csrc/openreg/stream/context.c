@@ -91,6 +91,17 @@ static void cancelQueued(orStream *s, uint64_t queued, void *context) {
   orMutexUnlock(&s->lock);
 }
 
+/* Before the wait for what is running, as only the factory can end it. */
+static orError_t resetHardware(int device) {
+  const orDevice *d = orDeviceAt(device);
+  if (!d->factory->reset) return orSuccess;
+  uint64_t noted = orNotedErrors();
+  void *token = orBlockEnter();
+  orError_t error = d->factory->reset(d->desc.self);
+  orBlockLeave(token);
+  return orDeviceFailed(d, "reset", error, noted);
+}
+
 orError_t orDeviceReset(void) {
   int device = orCurrentDevice();
   OR_TRY(orEnterBlocking());
@@ -100,6 +111,7 @@ orError_t orDeviceReset(void) {
   /* All streams are marked before any is resumed, as a cancelled record may let others run. */
   orStreamForEach(device, cancelQueued, NULL);
   orStreamsGiveUpWaits(device);
+  OR_TRY(resetHardware(device));
   OR_TRY(orStreamSynchronizeDevice(NULL, device));
   OR_PROBE(OR_PROBE_RESET, .device = device);
   orDeviceForgetFailure(device);

@@ -25,8 +25,8 @@
 enum { OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
 _Static_assert((int)OR_MOST_EVENTS <= OR_MOST_SLOTS, "a handle has room for every event's index");
 
-/* Internal flags, beside the public ones. */
-enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
+/* An internal flag, beside the public ones. */
+enum { OR_EVENT_SIGNALLED = 1 << 8 };
 _Static_assert((int)orEventExternal < OR_EVENT_SIGNALLED, "the public flags are below our own");
 
 typedef struct orEvent {
@@ -35,6 +35,9 @@ typedef struct orEvent {
   /* Under `lock`. */
   unsigned flags;
   orCell *cell; /* newest; null: never recorded */
+  /* of a completion, kept when it is over: */
+  orEvent_t latest;
+  const char *task;
 } orEvent;
 
 static orHandleTable table = {.kind = OR_HANDLE_EVENT,
@@ -44,6 +47,10 @@ static orHandleTable table = {.kind = OR_HANDLE_EVENT,
                               .lock_at = offsetof(orEvent, lock),
                               .rank = OR_RANK_EVENT,
                               .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
+
+/* Handles of the events that factories signal have a kind of their own, so that a signal that comes
+ * too late is known to be a factory's. */
+static bool isCompletion(orEvent_t event) { return orHandleKindOf(event) == OR_HANDLE_COMPLETION; }
 
 /* ---- cells ---- */
 
@@ -77,6 +84,7 @@ orCell *orCellNew(uint32_t refs) {
   c->number = 0;
   c->event = 0;
   c->time_ns = 0;
+  c->began_ns = 0;
   atomic_store_explicit(&c->state, OR_CELL_PENDING, memory_order_relaxed);
   atomic_store_explicit(&c->refs, refs, memory_order_relaxed);
   return c;
@@ -91,6 +99,8 @@ void orCellRelease(orCell *cell) {
   if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
   if (OR_UNLIKELY(cell->capture != NULL)) orCaptureForget(cell);
   if (OR_UNLIKELY(cell->kept != NULL)) orProbeCall(OR_PROBE_CELL_FREED, &(orProbe){.cell = cell});
+  if (OR_UNLIKELY(cell->message != NULL)) free(cell->message);
+  cell->message = NULL;
   orMutexLock(&pool_lock);
   cell->next = pool;
   pool = cell;
@@ -108,7 +118,7 @@ static orStream *nextWaiter(orCell *cell) {
 /* The caller holds a reference. */
 void orCellComplete(orCell *cell, orError_t status) {
   cell->status = status;
-  cell->time_ns = orNow();
+  if (OR_LIKELY(!cell->time_ns)) cell->time_ns = orNow();
   orMutexLock(&cell->lock);
   uint32_t before = atomic_fetch_or_explicit(&cell->state, OR_CELL_DONE, memory_order_acq_rel);
   orMutexUnlock(&cell->lock);
@@ -169,27 +179,32 @@ orError_t orEventCell(orEvent_t handle, orCell **cell, unsigned *flags) {
   return orSuccess;
 }
 
-static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *handle) {
+/* `task`: what the event completes; null: no task. */
+static orError_t makeEvent(int device, unsigned flags, orCell *cell, const char *task,
+                           orEvent_t *handle) {
   void *slot;
   orError_t error = orHandleReserve(&table, device, &slot, handle);
   if (error) {
     orCellRelease(cell);
     return error;
   }
+  if (task) *handle = orHandleOfKind(*handle, OR_HANDLE_COMPLETION);
   orEvent *e = slot;
   orMutexLock(&e->lock);
   e->flags = flags;
   e->cell = cell;
+  e->latest = *handle;
+  e->task = task;
   if (cell) cell->event = *handle;
   orHandlePublish(&e->slot, *handle);
   orMutexUnlock(&e->lock);
   return orSuccess;
 }
 
-orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
+orError_t orEventMakeCompletion(int device, const char *task, orEvent_t *event, orCell **cell) {
   orCell *made = orCellNew(2); /* one reference for the event, one for the caller */
   if (!made) return orErrorMemoryAllocation;
-  orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, made, event);
+  orError_t error = makeEvent(device, orEventExternal, made, task, event);
   if (error)
     orCellRelease(made);
   else
@@ -209,7 +224,7 @@ orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags) {
     cell = orCellNew(1);
     if (!cell) return orErrorMemoryAllocation;
   }
-  return makeEvent(orCurrentDevice(), flags, cell, event);
+  return makeEvent(orCurrentDevice(), flags, cell, NULL, event);
 }
 
 orError_t orEventCreate(orEvent_t *event) { return orEventCreateWithFlags(event, orEventDefault); }
@@ -229,18 +244,43 @@ static orCell *takeEvent(orEvent *e) {
   return cell;
 }
 
+/* The task of a completion; "a task" once another event has used its slot. */
+static const char *taskOf(orEvent_t done) {
+  orEvent *e = orHandleSlotAt(&table, orHandleIndex(done));
+  orMutexLock(&e->lock);
+  const char *task = e->latest == done ? e->task : "a task";
+  orMutexUnlock(&e->lock);
+  return task;
+}
+
+/* A factory's mistake about `done`. A driver may ignore what the call returns, so the first mistake
+ * is printed too. */
+static __attribute__((cold)) orError_t refuseCompletion(orEvent_t done, orError_t error,
+                                                        const char *did, const char *why) {
+  static atomic_flag printed = ATOMIC_FLAG_INIT;
+  uint32_t used = atomic_load_explicit(&table.used, memory_order_acquire);
+  const orDevice *d = orDeviceAt(orHandleDevice(done));
+  if (orHandleIndex(done) >= used || !d) return error; /* never handed out */
+  orFail(error, "device factory \"%s\" %s %s on openreg:%d, which %s (`done` 0x%" PRIx64 ")",
+         d->factory->name, did, taskOf(done), orHandleDevice(done), why, done);
+  if (!atomic_flag_test_and_set(&printed)) orWarn("%s", orGetLastErrorMessage());
+  return error;
+}
+
+/* Refuses to destroy a completion; `error` is that of its look-up. */
+static orError_t keepCompletion(orEvent_t done, orError_t error, orEvent *e) {
+  if (!error) orMutexUnlock(&e->lock);
+  return refuseCompletion(done, error ? error : orErrorNotPermitted, "destroyed the event of",
+                          "is only signalled");
+}
+
 orError_t orEventDestroy(orEvent_t event) {
   orEvent *e;
   OR_TRY(orEnter());
-  OR_TRY(lockEvent(event, &e));
+  orError_t error = lockEvent(event, &e);
+  if (isCompletion(event)) return keepCompletion(event, error, e);
+  if (error) return error;
   unsigned flags = e->flags;
-  if (flags & OR_EVENT_OF_TASK) {
-    orMutexUnlock(&e->lock);
-    return orFail(
-        orErrorNotPermitted,
-        "an event that was passed to a device factory's operation cannot be destroyed, only "
-        "signalled");
-  }
   orCell *cell = takeEvent(e);
   /* No thread can signal the event any more, so a wait for it would never end. */
   if ((flags & orEventExternal) && !(flags & OR_EVENT_SIGNALLED)) signalCell(cell, orSuccess);
@@ -431,32 +471,78 @@ orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEvent_t end
   return orSuccess;
 }
 
-orError_t orEventSignal(orEvent_t event, orError_t status) {
-  orEvent *e;
-  OR_TRY(orEnter());
-  OR_TRY(lockEvent(event, &e));
-  orError_t error = orSuccess;
-  orCell *cell = NULL;
+/* Event locked. */
+static orError_t checkSignal(const orEvent *e) {
   if (!(e->flags & orEventExternal))
-    error = orFail(orErrorInvalidValue, "only an external event can be signalled");
-  else if (e->flags & OR_EVENT_SIGNALLED)
-    error = orFail(orErrorInvalidValue, "the event has been signalled already");
-  else if (status == orErrorNotReady && !(e->flags & OR_EVENT_OF_TASK))
-    error = orFail(orErrorInvalidValue,
-                   "orEventSignal: status orErrorNotReady is not a result of the work");
-  else
-    cell = orCellRetain(e->cell);
-  if (cell) e->flags |= OR_EVENT_SIGNALLED;
-  bool of_task = e->flags & OR_EVENT_OF_TASK; /* noted with the task's name */
-  orMutexUnlock(&e->lock);
-  if (cell && status && !of_task)
-    orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
+    return orFail(orErrorInvalidValue, "only an external event can be signalled");
+  if (e->flags & OR_EVENT_SIGNALLED)
+    return orFail(orErrorInvalidValue, "the event has been signalled already");
+  return orSuccess;
+}
+
+static orError_t checkStatus(orEvent_t event, orError_t status) {
+  if (status != orErrorNotReady || isCompletion(event)) return orSuccess;
+  return orFail(orErrorInvalidValue,
+                "orEventSignal: status orErrorNotReady is not a result of the work");
+}
+
+static void completeExternal(orEvent_t event, orCell *cell, orError_t status) {
+  if (status && !isCompletion(event)) /* a task's failure is noted with its name */
+    orDeviceNoteFailure(orHandleDevice(event), status, "external event", cell->message);
   orFailureForgetCause();
-  if (!cell) return error;
-  if (of_task)
+  if (isCompletion(event))
     orCellComplete(cell, status);
   else
     signalCell(cell, status);
+}
+
+/* Its cell, with a reference for the caller. */
+static orError_t takeSignal(orEvent_t event, orCell **cell) {
+  orEvent *e;
+  OR_TRY(lockEvent(event, &e));
+  orError_t error = checkSignal(e);
+  if (!error) {
+    *cell = orCellRetain(e->cell);
+    e->flags |= OR_EVENT_SIGNALLED;
+  }
+  orMutexUnlock(&e->lock);
+  return error;
+}
+
+orError_t orEventSignalError(orEvent_t event, orError_t status, const char *message) {
+  orCell *cell = NULL;
+  OR_TRY(orEnter());
+  orError_t error = checkStatus(event, status);
+  if (!error) error = takeSignal(event, &cell);
+  if (error) {
+    orFailureForgetCause();
+    return isCompletion(event) ? refuseCompletion(event, error, "signalled", "is over") : error;
+  }
+  if (status && message) orFailureKeepText(cell, message);
+  completeExternal(event, cell, status);
   orCellRelease(cell);
   return orSuccess;
+}
+
+orError_t orEventSignal(orEvent_t event, orError_t status) {
+  return orEventSignalError(event, status, NULL);
+}
+
+orError_t orEventSetTimes(orEvent_t event, uint64_t start_ns, uint64_t end_ns) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  if (!start_ns || end_ns < start_ns)
+    return orFail(orErrorInvalidValue,
+                  "orEventSetTimes: %" PRIu64 " to %" PRIu64
+                  " ns; a start of 1 or more and an end "
+                  "that is not before it are allowed",
+                  start_ns, end_ns);
+  OR_TRY(lockEvent(event, &e));
+  orError_t error = checkSignal(e);
+  if (!error) {
+    e->cell->began_ns = start_ns;
+    e->cell->time_ns = end_ns;
+  }
+  orMutexUnlock(&e->lock);
+  return error;
 }

@@ -12,7 +12,9 @@
  */
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "openreg_package.h"
 #include "stream/stream.h"
 
 typedef struct orCause {
@@ -82,6 +84,8 @@ void orSetFailureCause(void *cause, void (*destroy)(void *cause)) {
 
 void orFailureForgetCause(void) { destroyCause(takeCause(&next_cause)); }
 
+void orFailureKeepText(orCell *cell, const char *text) { cell->message = strdup(text); }
+
 static void reportCause(orCause cause, unsigned others) {
   own(&reported.cause, cause);
   reported.others = others;
@@ -123,16 +127,19 @@ void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const c
   }
   orMutexUnlock(&f->lock);
   destroyCause(old);
-  if (loses) orStreamsGiveUpWaits(index);
+  if (!loses) return;
+  orStreamsGiveUpWaits(index);
+  const orDevice *d = orDeviceAt(index);
+  if (d->factory->lost) d->factory->lost(d->desc.self);
 }
 
 /* Lock held. */
 static orError_t failLost(int index) {
   const orFailure *f = &failures[index];
+  const char *name = orDevicesName();
   return orFail(orErrorDeviceLost,
-                "openreg:%d is lost: %s failed%s%s; orDeviceReset (torch.openreg.reset(%d)) "
-                "brings it back",
-                index, f->kernel, *f->detail ? ": " : "", f->detail, index);
+                "%s:%d is lost: %s failed%s%s; orDeviceReset (torch.%s.reset(%d)) brings it back",
+                name, index, f->kernel, *f->detail ? ": " : "", f->detail, name, index);
 }
 
 orError_t orDeviceTakeFailure(int index) {
@@ -149,7 +156,7 @@ orError_t orDeviceTakeFailure(int index) {
     others = f->others;
     char more[48] = "";
     if (others) snprintf(more, sizeof more, " (and %u more failed after it)", others);
-    orFail(error, "%s on openreg:%d failed: %s%s", f->kernel, index, f->detail, more);
+    orFail(error, "%s on %s:%d failed: %s%s", f->kernel, orDevicesName(), index, f->detail, more);
     f->error = orSuccess;
     f->others = 0;
     atomic_store_explicit(&f->pending, false, memory_order_release);

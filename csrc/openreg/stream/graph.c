@@ -12,7 +12,6 @@
  * and `last` belong to the thread that has the turn. `body` of a slot and the list of user objects
  * are under the slot's lock.
  */
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "stream/stream.h"
@@ -150,12 +149,6 @@ static bool makeCells(orGraphBody *b) {
   return true;
 }
 
-static orError_t makeStreams(orGraphBody *b, const int *priorities) {
-  for (uint32_t i = 1; i < b->line_count; i++)
-    OR_TRY(orStreamMake(b->device, priorities[i], OR_OWNER_GRAPH, &b->lines[i].stream));
-  return orSuccess;
-}
-
 static orError_t publish(orGraphBody *b, orGraph_t *graph) {
   void *slot;
   OR_TRY(orHandleReserve(&table, b->device, &slot, graph));
@@ -172,7 +165,9 @@ static orError_t fill(orGraphBody *b, const int *priorities) {
   b->lines = calloc(b->line_count, sizeof *b->lines);
   if (!b->lines || !makeLines(b) || !makeCells(b))
     return orFail(orErrorMemoryAllocation, "no memory for a graph");
-  return makeStreams(b, priorities);
+  for (uint32_t i = 1; i < b->line_count; i++)
+    OR_TRY(orStreamMake(b->device, priorities[i], OR_OWNER_GRAPH, &b->lines[i].stream));
+  return orSuccess;
 }
 
 static orError_t make(const orCaptured *from, orGraph_t *graph) {
@@ -211,10 +206,6 @@ static void takeTurn(orGraphBody *b) {
   void *token = orBlockEnter();
   while (atomic_exchange(&b->turn, 2)) orFutexWait(&b->turn, 2, 0);
   orBlockLeave(token);
-}
-
-static void giveTurn(orGraphBody *b) {
-  if (atomic_exchange(&b->turn, 0) == 2) orFutexWake(&b->turn, 1);
 }
 
 static void releaseCells(orGraphBody *b) {
@@ -357,7 +348,7 @@ static orError_t launch(orGraphBody *b, orStream_t stream) {
   OR_TRY(orStreamAwaitRoom(stream));
   takeTurn(b);
   orError_t error = replay(b, stream);
-  giveTurn(b);
+  if (atomic_exchange(&b->turn, 0) == 2) orFutexWake(&b->turn, 1);
   return error;
 }
 

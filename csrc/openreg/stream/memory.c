@@ -5,6 +5,7 @@
  * It has no state. A free waits for all devices first, because each can reach the memory; if that
  * wait fails, the memory stays as it is.
  */
+#include "openreg_package.h"
 #include "stream/stream.h"
 
 orError_t orMemoryAllocate(int device, size_t bytes, bool cached, void **ptr) {
@@ -16,7 +17,8 @@ orError_t orMemoryAllocate(int device, size_t bytes, bool cached, void **ptr) {
   if (OR_LIKELY(error != orErrorDeviceLost)) return error;
   orDeviceNoteFailure(device, error, "alloc", NULL);
   OR_TRY(orDeviceCheckLost(device));
-  return orFail(error, "openreg:%d was lost while it allocated, and has been reset", device);
+  return orFail(error, "%s:%d was lost while it allocated, and has been reset", orDevicesName(),
+                device);
 }
 
 orError_t orMalloc(void **ptr, size_t bytes) {
@@ -27,8 +29,8 @@ orError_t orMalloc(void **ptr, size_t bytes) {
   if (orProbeOn(OR_PROBE_ALLOCATION) && bytes) orProbeCall(OR_PROBE_ALLOCATION, &asked);
   if (OR_LIKELY(!asked.fails)) return orMemoryAllocate(device, bytes, false, ptr);
   *ptr = NULL;
-  return orFail(orErrorMemoryAllocation, "openreg:%d: cannot allocate %zu bytes (%s)", device,
-                bytes, asked.fails);
+  return orFail(orErrorMemoryAllocation, "%s:%d: cannot allocate %zu bytes (%s)", orDevicesName(),
+                device, bytes, asked.fails);
 }
 
 orError_t orFree(void *ptr) {
@@ -38,6 +40,8 @@ orError_t orFree(void *ptr) {
   OR_TRY(orRegionCheck(ptr, orMemoryTypeDevice, false, &r));
   if (r.cached)
     return orFail(orErrorInvalidValue, "%p belongs to the caching allocator: use orCacheFree", ptr);
+  if (r.imported)
+    return orFail(orErrorInvalidValue, "%p belongs to another process: use orIpcRelease", ptr);
   /* Every device can reach every other's memory, so wait for all. */
   OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   return orRegionRelease(ptr);
@@ -73,7 +77,9 @@ orError_t orFreeHost(void *ptr) {
   OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   OR_TRY(orRegionTake(ptr, orMemoryTypeHost, false, &r));
   orDevice *host = orHostDevice();
-  return host->factory->free_host(host->desc.self, r.base, r.size);
+  uint64_t noted = orNotedErrors();
+  orError_t error = host->factory->free_host(host->desc.self, r.base, r.size);
+  return orDeviceFailed(host, "free_host", error, noted);
 }
 
 orError_t orHostRegister(void *ptr, size_t bytes) {

@@ -27,6 +27,7 @@
 #include <sched.h>
 #include <string.h>
 
+#include "openreg_package.h"
 #include "stream/stream.h"
 
 /* The limits of a queue, after which kernels and copies block. Events and waits never do. */
@@ -284,8 +285,8 @@ static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStre
 /* For a task that the caller waits for, and whose results it would otherwise use. */
 static orError_t reportCancelled(int device) {
   OR_TRY(orDeviceTakeFailure(device));
-  return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
-                device);
+  return orFail(orErrorLaunchFailure, "%s:%d was reset before a task of this call had run",
+                orDevicesName(), device);
 }
 
 static orError_t submitAndWait(orStream *s, orTask *task, orWaitMode waits) {

@@ -55,11 +55,12 @@ typedef struct orTask {
   bool *was_cancelled; /* set to true if the task is cancelled; belongs to the waiting thread */
   orEvent_t done;      /* its event */
   orTaskKind kind;
-  uint32_t fault;  /* not 0: a planted fault; OR_PROBE_INJECT comes before the task runs */
-  bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
-  bool awaited;    /* the thread that queues the task waits for it, and may run it */
-  bool internal;   /* the allocator's own; no schedule chooses when it runs */
-  bool split;      /* its first half has run, or is running */
+  uint32_t fault;   /* not 0: a planted fault; OR_PROBE_INJECT comes before the task runs */
+  bool any_thread;  /* of a kernel, copy or fill: a host thread may run it */
+  bool awaited;     /* the thread that queues the task waits for it, and may run it */
+  bool internal;    /* the allocator's own; no schedule chooses when it runs */
+  bool split;       /* its first half has run, or is running */
+  bool is_operator; /* of a kernel: the arguments are an orOperatorCall's address and its owner */
   /* to be cancelled instead of run; written under the stream's lock, while no thread runs the
    * stream */
   _Atomic bool cancelled;
@@ -262,6 +263,8 @@ struct orCell {
   orStream *waiters;
   uint64_t time_ns;    /* written before done */
   orError_t status;    /* written before done */
+  char *message;       /* what an error's signal said; written before done; or null */
+  uint64_t began_ns;   /* when the hardware began, if it was measured; written before done */
   orStream_t stream;   /* where it was recorded; 0: external */
   uint64_t number;     /* its record's number there */
   orEvent_t event;     /* the event it was made for */
@@ -289,8 +292,8 @@ bool orCellWaitOrPark(orCell *cell, orStream *stream);
 orStream *orCellStream(const orCell *cell);
 /* Takes a waiting stream off the cell's list, if it is there. Stream lock held. */
 void orCellForget(orCell *cell, orStream *stream);
-/* A new external event and its cell (a reference for the caller). */
-orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
+/* A new event by which a factory completes `task`, and its cell (a reference for the caller). */
+orError_t orEventMakeCompletion(int device, const char *task, orEvent_t *event, orCell **cell);
 /* Destroys an external event that the library made for a task. */
 void orEventEndTask(orEvent_t event);
 /* The newest cell with a reference for the caller, or null, and the event's flags. */
@@ -311,6 +314,8 @@ void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const c
 /* Forgets what the calling thread has set as the cause of a failure that it then did not note. No
  * lock held. */
 void orFailureForgetCause(void);
+/* Keeps a copy of what an error's signal said, before the cell is done; without memory, nothing. */
+void orFailureKeepText(orCell *cell, const char *text);
 /* Called at the end of every call that synchronises: returns the failure once, that of a lost
  * device each time. */
 orError_t orDeviceTakeFailure(int index);

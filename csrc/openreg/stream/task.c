@@ -14,7 +14,9 @@
 #include <string.h>
 
 #include "device/pinned_alias.h"
+#include "openreg_package.h"
 #include "stream/stream.h"
+#include "openreg_operator.h"
 #include "openreg_schedule.h"
 
 static _Thread_local struct {
@@ -33,6 +35,10 @@ bool orTaskCurrent(orStream_t *stream, uint64_t *number) {
 
 orStream *orTaskStream(void) { return running.stream; }
 
+orStream_t orGetTaskStream(void) {
+  return running.stream && orProcessTask() == OR_TASK_KERNEL ? running.stream->last_handle : 0;
+}
+
 /* `head` is the task that runs. */
 const char *orTaskName(void) {
   const orTask *t = running.stream && orProcessTask() != OR_TASK_NONE
@@ -49,6 +55,12 @@ void orSetTaskErrorMessage(const char *message) {
 bool orTaskAnyThread(int device) {
   return device < 0 || orDeviceAt(device)->factory == &orSimulatedFactory;
 }
+
+typedef struct orOperatorArgs {
+  const orOperatorCall *call;
+  void *owner;
+  void (*drop)(void *owner);
+} orOperatorArgs;
 
 /* ---- halves ---- */
 
@@ -73,8 +85,14 @@ static size_t cutBytes(size_t *bytes) {
 
 /* ---- the bodies ---- */
 
+static orError_t runOperator(orTask *t, orDevice *d) {
+  const orOperatorCall *call = ((const orOperatorArgs *)orTaskArgs(t))->call;
+  return call->kernel->run(d->desc.self, call, t->done);
+}
+
 static orError_t runKernel(orTask *t, orDevice *d) {
   if (OR_LIKELY(!d || d->factory == &orSimulatedFactory)) return t->u.kernel(orTaskArgs(t));
+  if (t->is_operator) return runOperator(t, d);
   orKernel k = {t->u.kernel, orTaskArgs(t), t->name};
   return d->factory->compute(d->desc.self, &k, t->done);
 }
@@ -158,7 +176,7 @@ static orError_t start(orTask *t, orStream *s) {
   orMutexAssertNone();
   orDevice *d = workDevice(t, s);
   if (d && d->factory != &orSimulatedFactory) {
-    orError_t error = orEventMakeExternal(s->device, &t->done, &t->completion);
+    orError_t error = orEventMakeCompletion(s->device, t->name, &t->done, &t->completion);
     if (error) {
       noteNotRun(t);
       return error;
@@ -169,16 +187,23 @@ static orError_t start(orTask *t, orStream *s) {
   orError_t error = runBody(t, d);
   running.task = NULL;
   orProcessSetTask(OR_TASK_NONE);
-  if (OR_UNLIKELY(t->done)) orFailureForgetCause(); /* its event completes it, and has no cause */
+  if (OR_UNLIKELY(t->done && error == orErrorNotReady))
+    orFailureForgetCause(); /* its event completes it, and has no cause */
   return error;
 }
 
 /* If a device is lost, note it there: a copy may run on a stream of another device. */
 static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   const orDevice *d = workDevice(t, s);
+  if (!orErrorIsKnown(error)) {
+    snprintf(running.message, sizeof running.message, "it returned %d, which is no orError_t",
+             (int)error);
+    error = orErrorLaunchFailure;
+  }
   if (error == orErrorDeviceLost && d && d->desc.index != s->device) {
     orDeviceNoteFailure(d->desc.index, error, t->name, running.message);
-    snprintf(running.message, sizeof running.message, "openreg:%d is lost", d->desc.index);
+    snprintf(running.message, sizeof running.message, "%s:%d is lost", orDevicesName(),
+             d->desc.index);
     error = orErrorLaunchFailure;
   }
   orDeviceNoteFailure(s->device, error, t->name, running.message);
@@ -206,6 +231,8 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int worker) {
     if (!orCellWaitOrPark(t->completion, s)) return false;
     error = t->completion->status;
     ended = t->completion->time_ns;
+    if (began && t->completion->began_ns) began = t->completion->began_ns;
+    if (OR_UNLIKELY(t->completion->message != NULL)) orSetTaskErrorMessage(t->completion->message);
   }
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* the other has a meaning for callers */
@@ -310,6 +337,55 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
   if (l->queued) *l->queued = !isRefused(l, s);
   return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_WAIT_RUN : OR_WAIT_NOT);
+}
+
+/* ---- public: a device's own kernels ---- */
+
+static orError_t checkOperator(const orOperatorCall *call, int device) {
+  const orDeviceFactory *f = orDeviceAt(device)->factory;
+  const orOperatorKernel *k = call->kernel;
+  if (k >= f->operators && k < f->operators + f->operator_count) return orSuccess;
+  return orFail(orErrorInvalidValue,
+                "the operator kernel at %p is not one of the %zu of device factory \"%s\"",
+                (const void *)k, f->operator_count, f->name);
+}
+
+orError_t orAcceptsOperator(int *accepts, const orOperatorCall *call) {
+  int device;
+  if (!accepts || !call)
+    return orFail(orErrorInvalidValue, "orAcceptsOperator: an argument is null");
+  *accepts = 0;
+  OR_TRY(orEnter());
+  OR_TRY(orStreamGetDevice(call->stream, &device));
+  OR_TRY(checkOperator(call, device));
+  const orOperatorKernel *k = call->kernel;
+  *accepts = !k->accepts || k->accepts(orDeviceAt(device)->desc.self, call) != 0;
+  return orSuccess;
+}
+
+static void destroyOperator(void *args) {
+  const orOperatorArgs *a = args;
+  if (a->drop) a->drop(a->owner);
+}
+
+orError_t orLaunchOperator(const orOperatorCall *call, void *owner, void (*drop)(void *owner),
+                           int *queued) {
+  orStream *s;
+  orTask *t;
+  int device;
+  if (queued) *queued = 0;
+  if (!call) return orFail(orErrorInvalidValue, "orLaunchOperator: call is null");
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orStreamGetDevice(call->stream, &device));
+  OR_TRY(checkOperator(call, device));
+  OR_TRY(orStreamBegin(call->stream, true, sizeof(orOperatorArgs), &s, &t));
+  t->kind = OR_KIND_KERNEL;
+  t->name = call->kernel->name;
+  t->destroy = destroyOperator;
+  t->is_operator = true;
+  *(orOperatorArgs *)orTaskArgs(t) = (orOperatorArgs){call, owner, drop};
+  if (queued) *queued = s->capturing || !(orLaunchesBlock() && orProcessExiting());
+  return orStreamSubmit(s, t, OR_WAIT_NOT);
 }
 
 static orError_t sleepKernel(void *args) {

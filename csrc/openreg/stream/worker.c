@@ -662,6 +662,10 @@ static void atExit(void) {
   if (s) orWorkerGiveBack(s); /* a task that calls exit() does not return to it */
   orSleepersWake();
   orDispatchNotice();
+  for (int i = 0; i < OPENREG_MAX_DEVICES; i++) {
+    const orDevice *d = orDeviceIsActive(i) ? orDeviceAt(i) : NULL;
+    if (d && d->factory->shutdown) d->factory->shutdown(d->desc.self);
+  }
 }
 
 __attribute__((constructor)) static void setCalls(void) {

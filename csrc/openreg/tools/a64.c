@@ -4,85 +4,63 @@
 
 /* ---- the instruction: "Loads and Stores" of the Arm Architecture Reference Manual ---- */
 
-static bool is(uint32_t word, uint32_t mask, uint32_t value) { return (word & mask) == value; }
-
-static bool bit(uint32_t word, int number) { return word >> number & 1; }
-
-/* Most classes have L, which is set for a load. */
-static orA64Access byL(uint32_t word) { return bit(word, 22) ? OR_A64_READS : OR_A64_WRITES; }
-
-/* LDXR, STXR, LDXP, STXP, LDAR, STLR; CAS and CASP, where bit 22 is part of the order. */
-static orA64Access exclusive(uint32_t word) {
-  bool pair = !bit(word, 23) && bit(word, 31);
-  return bit(word, 21) && !pair ? OR_A64_BOTH : byL(word);
-}
-
-/* LDADD, SWP and the like; LDAPR; LD64B and ST64B. */
-static orA64Access atomic(uint32_t word) {
-  unsigned operation = word >> 12 & 15;
-  if (operation == 12 || operation == 13) return OR_A64_READS;
-  bool is_64_bytes = word >> 30 == 3 && operation >= 9 && operation <= 11;
-  return is_64_bytes ? OR_A64_WRITES : OR_A64_BOTH;
-}
-
-/* LDR, STR and their kin. Of SIMD registers opc is 0 and 2 for stores, of others 0 alone. */
-static orA64Access single(uint32_t word) {
-  if (bit(word, 26)) return byL(word);
-  return word >> 22 & 3 ? OR_A64_READS : OR_A64_WRITES;
-}
-
-static orA64Access ofRegister(uint32_t word) {
-  if (bit(word, 24) || !bit(word, 21)) return single(word);
-  switch (word >> 10 & 3) {
-    case 0:
-      return atomic(word);
-    case 2:
-      return single(word);
-    default:
-      return OR_A64_READS; /* LDRAA */
-  }
-}
-
-/* Atomics of 128 bits; memory tags; LDAPUR and STLUR; LDIAPP and STILP; CPY and SET. */
-static orA64Access ordered(uint32_t word) {
-  unsigned form = word >> 10 & 3, opc = word >> 22 & 3;
-  bool is_tags = word >> 30 == 3 && !bit(word, 26);
-  if (bit(word, 21)) {
-    if (!is_tags) return OR_A64_BOTH;
-    return form == 0 ? byL(word) : OR_A64_WRITES;
-  }
-  if (form == 1) return opc == 3 ? OR_A64_WRITES : OR_A64_UNKNOWN;
-  return form == 0 ? single(word) : byL(word);
-}
-
-static const struct {
-  uint32_t mask, value;
-  orA64Access (*decode)(uint32_t word);
-} classes[] = {
-    {0xBE000000, 0x0C000000, byL},                                       /* LD1 to ST4 */
-    {0x3F000000, 0x08000000, exclusive},  {0x3A000000, 0x28000000, byL}, /* pairs */
-    {0x3A000000, 0x38000000, ofRegister}, {0x3B000000, 0x19000000, ordered},
-};
-
+/* The first row that matches decides. */
 static const struct {
   uint32_t mask, value;
   orA64Access access;
-} fixed[] = {
-    {0x3B000000, 0x18000000, OR_A64_READS},  /* LDR of a literal, PRFM */
-    {0xFFFFFFE0, 0xD50B7420, OR_A64_WRITES}, /* DC ZVA */
-    {0xFFFFFFE0, 0xD50B7460, OR_A64_WRITES}, /* DC GVA */
-    {0xFFFFFFE0, 0xD50B7480, OR_A64_WRITES}, /* DC GZVA */
-    {0xFE000000, 0xE4000000, OR_A64_WRITES}, /* SVE */
-    {0xFE000000, 0x84000000, OR_A64_READS},  {0xFE000000, 0xA4000000, OR_A64_READS},
-    {0xFE000000, 0xC4000000, OR_A64_READS},  {0xBE200000, 0xA0200000, OR_A64_WRITES}, /* SME */
+} rows[] = {
+    /* LD1 to ST4 */
+    {0xBE400000, 0x0C400000, OR_A64_READS},
+    {0xBE400000, 0x0C000000, OR_A64_WRITES},
+    /* CAS and CASP; LDXR, STXR, LDXP, STXP, LDAR, STLR */
+    {0x3FA00000, 0x08A00000, OR_A64_BOTH},
+    {0xBFA00000, 0x08200000, OR_A64_BOTH},
+    {0x3F400000, 0x08400000, OR_A64_READS},
+    {0x3F400000, 0x08000000, OR_A64_WRITES},
+    /* pairs */
+    {0x3A400000, 0x28400000, OR_A64_READS},
+    {0x3A400000, 0x28000000, OR_A64_WRITES},
+    /* LDAPR and LD64B; ST64B; LDADD, SWP and the like; LDRAA */
+    {0x3B20EC00, 0x3820C000, OR_A64_READS},
+    {0xFB20EC00, 0xF820A000, OR_A64_WRITES},
+    {0xFB20FC00, 0xF8209000, OR_A64_WRITES},
+    {0x3B200C00, 0x38200000, OR_A64_BOTH},
+    {0x3B200400, 0x38200400, OR_A64_READS},
+    /* LDR, STR and their kin, of SIMD registers and of others */
+    {0x3E400000, 0x3C400000, OR_A64_READS},
+    {0x3E400000, 0x3C000000, OR_A64_WRITES},
+    {0x3EC00000, 0x38000000, OR_A64_WRITES},
+    {0x3E000000, 0x38000000, OR_A64_READS},
+    /* memory tags; atomics of 128 bits; SET and CPY */
+    {0xFF600C00, 0xD9600000, OR_A64_READS},
+    {0xFF200000, 0xD9200000, OR_A64_WRITES},
+    {0x3B200000, 0x19200000, OR_A64_BOTH},
+    {0x3BE00C00, 0x19C00400, OR_A64_WRITES},
+    {0x3B200C00, 0x19000400, OR_A64_UNKNOWN},
+    /* LDAPUR and STLUR, of SIMD registers and of others; LDIAPP and STILP */
+    {0x3F600400, 0x1D400000, OR_A64_READS},
+    {0x3F600400, 0x1D000000, OR_A64_WRITES},
+    {0x3FE00C00, 0x19000000, OR_A64_WRITES},
+    {0x3F200C00, 0x19000000, OR_A64_READS},
+    {0x3B600000, 0x19400000, OR_A64_READS},
+    {0x3B600000, 0x19000000, OR_A64_WRITES},
+    /* LDR of a literal, PRFM; DC ZVA, DC GVA, DC GZVA */
+    {0x3B000000, 0x18000000, OR_A64_READS},
+    {0xFFFFFFE0, 0xD50B7420, OR_A64_WRITES},
+    {0xFFFFFFE0, 0xD50B7460, OR_A64_WRITES},
+    {0xFFFFFFE0, 0xD50B7480, OR_A64_WRITES},
+    /* SVE; SME */
+    {0xFE000000, 0xE4000000, OR_A64_WRITES},
+    {0xFE000000, 0x84000000, OR_A64_READS},
+    {0xFE000000, 0xA4000000, OR_A64_READS},
+    {0xFE000000, 0xC4000000, OR_A64_READS},
+    {0xBE200000, 0xA0200000, OR_A64_WRITES},
     {0xBE200000, 0xA0000000, OR_A64_READS},
 };
 
 orA64Access orA64Decode(uint32_t instruction) {
-  for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
-    if (is(instruction, classes[i].mask, classes[i].value)) return classes[i].decode(instruction);
-  for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
-    if (is(instruction, fixed[i].mask, fixed[i].value)) return fixed[i].access;
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    if ((instruction & rows[i].mask) == rows[i].value) return rows[i].access;
   return OR_A64_UNKNOWN;
 }
 

@@ -9,9 +9,11 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "openreg_fault.h"
 
+#include "openreg_package.h"
 #include "stream/stream.h"
 
 enum {
@@ -48,8 +50,9 @@ static bool isDue(orFaultState *f) {
 }
 
 static void inject(orFaultState *f, const char *operation) {
-  if (!f->outcome.fired++)
-    snprintf(f->outcome.operation, sizeof f->outcome.operation, "%s", operation);
+  if (f->outcome.fired++) return;
+  f->outcome.thread = (int)gettid();
+  snprintf(f->outcome.operation, sizeof f->outcome.operation, "%s", operation);
 }
 
 static void onAllocation(orProbe *p) {
@@ -146,7 +149,8 @@ static orError_t checkFault(const orFault *fault) {
 }
 
 static orError_t failMissing(orFaultKind kind, int device) {
-  return orFail(orErrorNotFound, "no fault \"%s\" is armed on openreg:%d", names[kind], device);
+  return orFail(orErrorNotFound, "no fault \"%s\" is armed on %s:%d", names[kind], orDevicesName(),
+                device);
 }
 
 orError_t orFaultInject(const orFault *given) {
@@ -166,8 +170,8 @@ orError_t orFaultInject(const orFault *given) {
   }
   orMutexUnlock(&lock);
   if (!there) return orSuccess;
-  return orFail(orErrorAlreadyExists, "a fault \"%s\" is armed on openreg:%d already",
-                names[fault->kind], fault->device);
+  return orFail(orErrorAlreadyExists, "a fault \"%s\" is armed on %s:%d already",
+                names[fault->kind], orDevicesName(), fault->device);
 }
 
 orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int device) {

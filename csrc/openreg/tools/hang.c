@@ -1,12 +1,12 @@
 /*
  * The hang report: what each stream is doing and what it waits for, in words.
  *
- * The only state is the hook for work outside the streams. The report reads one stream after the
- * other, each under its own lock for a few reads (the result is an orSeen). Streams go on
- * meanwhile, so it is accurate for what stands still. A running stream's `head` is its task; the
- * queue of any other does not change under the lock. The cell that a stream waits for is kept by
- * its waiting task, which does not finish under the lock either. Text is made and written with no
- * stream's lock held.
+ * The only state is the hook for work outside the streams and the function that prints. The report
+ * reads one stream after the other, each under its own lock for a few reads (the result is an
+ * orSeen). Streams go on meanwhile, so it is accurate for what stands still. A running stream's
+ * `head` is its task; the queue of any other does not change under the lock. The cell that a stream
+ * waits for is kept by its waiting task, which does not finish under the lock either. Text is made
+ * and written with no stream's lock held.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "openreg_package.h"
 #include "tools/hang.h"
 #include "openreg_schedule.h"
 #include "openreg_watchdog.h"
@@ -54,9 +55,10 @@ const char *orStreamNameOf(orStreamName text, orStream_t stream) {
   int device = orHandleDevice(stream);
   if (orDeviceIsActive(device)) orDeviceDefaultStream(device, &standard);
   if (stream == standard)
-    snprintf(text, sizeof(orStreamName), "the default stream of openreg:%d", device);
+    snprintf(text, sizeof(orStreamName), "the default stream of %s:%d", orDevicesName(), device);
   else
-    snprintf(text, sizeof(orStreamName), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
+    snprintf(text, sizeof(orStreamName), "stream 0x%" PRIx64 " of %s:%d", stream, orDevicesName(),
+             device);
   return text;
 }
 
@@ -141,9 +143,8 @@ static void sayWait(orText *t, const orSeen *s) {
           s->number, orStreamNameOf(name, s->on));
       break;
     case OR_WAITS_EXTERNAL:
-      say(t,
-          ": waits for external event 0x%" PRIx64 " of openreg:%d, which has not been signalled\n",
-          s->event, orHandleDevice(s->event));
+      say(t, ": waits for external event 0x%" PRIx64 " of %s:%d, which has not been signalled\n",
+          s->event, orDevicesName(), orHandleDevice(s->event));
       break;
     default:
       say(t, ": started, waits for the device to finish it\n");
@@ -221,12 +222,21 @@ static void saySchedule(orText *t) {
 }
 
 static _Atomic(void (*)(orHangSay, void *)) hook;
+static _Atomic(int (*)(const char *)) printer;
 
 orError_t orSetHangHook(void (*tell)(orHangSay say, void *report)) {
   void (*none)(orHangSay, void *) = NULL;
   if (!tell) return orFail(orErrorInvalidValue, "orSetHangHook: null function");
   if (!atomic_compare_exchange_strong(&hook, &none, tell))
     return orFail(orErrorAlreadyExists, "orSetHangHook: a hook is set already");
+  return orSuccess;
+}
+
+orError_t orSetHangPrint(int (*print)(const char *text)) {
+  int (*none)(const char *) = NULL;
+  if (!print) return orFail(orErrorInvalidValue, "orSetHangPrint: null function");
+  if (!atomic_compare_exchange_strong(&printer, &none, print))
+    return orFail(orErrorAlreadyExists, "orSetHangPrint: a function is set already");
   return orSuccess;
 }
 
@@ -250,11 +260,17 @@ static void makeReport(orText *t, const char *why) {
   sayAll(t);
 }
 
+static void writeText(const orText *t) {
+  int (*print)(const char *) = atomic_load(&printer);
+  if (!t->data || (print && print(t->data))) return;
+  ssize_t written = write(STDERR_FILENO, t->data, t->length);
+  (void)written; /* a closed stderr is no reason to fail */
+}
+
 void orHangPrint(const char *why) {
   orText t = {0};
   makeReport(&t, why);
-  ssize_t written = t.data ? write(STDERR_FILENO, t.data, t.length) : 0;
-  (void)written; /* a closed stderr is no reason to fail */
+  writeText(&t);
   if (t.incomplete) orWarn("the hang report is incomplete: no host memory");
   free(t.data);
 }

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "cache/cache.h"
+#include "openreg_package.h"
 #include "tools/a64.h"
 #include "tools/host_access.h"
 #include "openreg_host_access.h"
@@ -87,11 +88,6 @@ static void addNumber(orReport *r, uint64_t number, unsigned base) {
   add(r, digits + at);
 }
 
-static void addAddress(orReport *r, uintptr_t address) {
-  add(r, "0x");
-  addNumber(r, address, 16);
-}
-
 static void addOrigin(orReport *r, const orOrigin *origin) {
   if (!origin || origin->size < OR_END(orOrigin, line)) return;
   if (origin->type) {
@@ -146,9 +142,11 @@ static void report(uintptr_t address, const void *context, bool sent) {
   fault.reported = address;
   add(&r, "openreg: SIGSEGV: ");
   add(&r, orProcessTask() == OR_TASK_NONE ? "the host " : "a task ");
-  add(&r, orFaultWrote(context, false) ? "writes " : "reads ");
-  addAddress(&r, address);
-  add(&r, ", memory of openreg:");
+  add(&r, orFaultWrote(context, false) ? "writes 0x" : "reads 0x");
+  addNumber(&r, address, 16);
+  add(&r, ", memory of ");
+  add(&r, orDevicesName());
+  add(&r, ":");
   addNumber(&r, (uint64_t)place.device, 10);
   add(&r, ", which is not mapped for it\n");
   addPlace(&r, address, &place);

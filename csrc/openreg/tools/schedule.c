@@ -138,13 +138,11 @@ static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 /* Even seeds, which do not use priorities, decide one more thing: whether tasks are split, or freed
  * memory is kept back. */
 static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
-static bool isSplit(void) { return policyIs(orScheduleTape) || seedIs(2); }
-static bool keepsBack(void) { return seedIs(0); }
 
 /* Called on worker 0 for a task that can be split. */
 static bool splits(void) {
   orMutexLock(&plan.lock);
-  was_split = isSplit();
+  was_split = policyIs(orScheduleTape) || seedIs(2);
   orMutexUnlock(&plan.lock);
   return was_split;
 }
@@ -657,7 +655,7 @@ static void setReuse(void) {
     orMutexLock(&plan.lock);
     epoch = plan.epoch;
     orCacheReuse reuse = {.fresh_only = !policyIs(orScheduleFair),
-                          .in_stream_order = keepsBack(),
+                          .in_stream_order = seedIs(0), /* keeps freed memory back */
                           .poison = policyIs(orScheduleTape)};
     orMutexUnlock(&plan.lock);
     if (epoch == seen) return;

@@ -20,7 +20,6 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "stream/stream.h"
@@ -45,11 +44,6 @@ static _Thread_local struct {
   uint64_t launch_began;
 } thread;
 
-static int threadNumber(void) {
-  if (OR_UNLIKELY(!thread.number)) thread.number = (int)syscall(SYS_gettid);
-  return thread.number;
-}
-
 static uint64_t tagIn(uint32_t number) { return thread.tag_session == number ? thread.tag : 0; }
 
 /* Drops what began before the session. See Note [Writers of a session]. */
@@ -65,7 +59,8 @@ static void keep(orTraceRecord *record) {
 }
 
 static void emit(orTraceRecord record) {
-  record.thread = threadNumber();
+  if (OR_UNLIKELY(!thread.number)) thread.number = (int)gettid();
+  record.thread = thread.number;
   if (record.stream) record.stream_number = (int)orHandleIndex(record.stream);
   keep(&record);
 }

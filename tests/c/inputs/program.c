@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "openreg_fault.h"
+#include "openreg_operator.h"
 #include "openreg_sanitizer.h"
 #include "tools/choices.h"
 
@@ -229,7 +230,15 @@ static orError_t allocNothing(void *device, size_t bytes, void **ptr) {
   return orErrorMemoryAllocation;
 }
 
+static orError_t runNothing(void *device, const orOperatorCall *call, orEvent_t done) {
+  (void)device, (void)call, (void)done;
+  return orErrorNotSupported;
+}
+
 static orDeviceFactory *takeTableBytes(Input *in) {
+  static const orOperatorKernel kernels[] = {{.name = "aten::add.Tensor", .run = runNothing},
+                                             {.name = "aten::mul.Tensor"},
+                                             {.run = runNothing}};
   uint32_t version = OPENREG_ABI_VERSION;
   size_t has;
   unsigned mask = takeByte(in) | takeByte(in) << 8;
@@ -247,6 +256,9 @@ static orDeviceFactory *takeTableBytes(Input *in) {
   POINTER(orDeviceFactory, map, 7, allocNothing);
   POINTER(orDeviceFactory, alloc_host, 8, allocNothing);
   POINTER(orDeviceFactory, free_host, 9, allocNothing);
+  POINTER(orDeviceFactory, operators, 10, kernels);
+  setPointer(structure, has, offsetof(orDeviceFactory, operator_count), 0,
+             (const void *)(uintptr_t)(mask >> 11 & 3));
   return structure;
 }
 

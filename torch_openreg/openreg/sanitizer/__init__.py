@@ -14,19 +14,22 @@ order of its calls, not the one in which tasks happen to run: what is wrong is r
 docs/sanitizer.md has examples, and what is not seen.
 """
 
+import collections
 import contextlib
 import itertools
 import os
 import sys
 import threading
-import traceback
 import warnings
 
 from ... import _C
+from .._utils import OWN_MODULE
 from ..device import internal_waits
-from . import _mistakes, _names, _processes
+from . import _mistakes, _processes
 from ._advice import Help
-from ._reports import Access, Frame, Report, keep_backward, make_report
+from ._findings import make_report
+from ._frames import Frame
+from ._reports import Access, Report
 
 __all__ = [
     "Access",
@@ -51,19 +54,26 @@ _WARN, _QUIET = 1, 2  # modes of the core's part; the second one only reports
 _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
-_last = threading.local()  # the report whose text was requested last, by each thread
+# (text, report) of the newest. C++ raises the text, possibly on another thread: autograd's errors
+# become Python's on the thread that called backward().
+_raised = collections.deque(maxlen=100)
 _warned = set()  # the mistakes that mode "warn" has warned of
+
+
+def _report_of(text):
+    """The newest report of a text; None if there is none."""
+    return next((report for known, report in reversed(_raised.copy()) if known == text), None)
 
 
 class DataRaceError(RuntimeError):
     """Two accesses to the same memory that nothing orders, of which one writes; or a read of
     uninitialized memory. `text` is its message."""
 
-    __module__ = "torch.openreg.sanitizer"
+    __module__ = f"{OWN_MODULE}.sanitizer"
 
     def __init__(self, text=""):
         super().__init__(text)
-        self.report = _last.report if getattr(_last, "text", None) == text else None
+        self.report = _report_of(text)
         """The Report; None if this was not made for one."""
 
 
@@ -81,23 +91,24 @@ def _without_order():
 def _text(given):
     """Returns the text of a new report; an empty one if there has been a warning of its mistake."""
     with _without_order():  # the program's variables are searched
-        _last.report = make_report(given, is_alive=True)
+        report = make_report(given, is_alive=True)
         for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
             make_report(other, is_alive=True)
-    _last.text = _last.report.text(kind="")  # Python writes the error's type before it
+    text = report.text(kind="")  # Python writes the error's type before it
+    _raised.append((text, report))
     _processes.send_reports()
     if _C._sanitizer_mode()[0] == _WARN:
-        mistake = _mistakes.key(_last.report)
+        mistake = _mistakes.key(report)
         if mistake in _warned:
             return ""
         _warned.add(mistake)
-    return _last.text
+    return text
 
 
 def _warn(text, report=None):
-    """Warns of the last report or another one, in the line of its later access; a function that
+    """Warns of a report, or of that with the text, in the line of its later access; a function that
     this line called may have made that."""
-    line = (report or _last.report).later.line
+    line = (report or _report_of(text)).later.line
     if line is None:
         warnings.warn(text, stacklevel=1)
     else:
@@ -154,21 +165,11 @@ def _take_left():
     return _take_all() + _C._sanitizer_left()
 
 
-def _note_backward(task):
-    """The engine's thread looks up the thread that waits for its backward pass. If exactly one
-    thread waits, that is the one."""
-    frame = _names.waiting_frame()
-    if frame is not None:
-        lines = traceback.walk_stack(frame)
-        keep_backward(task, tuple(itertools.starmap(Frame.of, lines)))
-
-
 _C._sanitizer_bind(
     DataRaceError,
     _text,
     lambda text: _Unraised(text).warning,
     _take_unraised,
-    _note_backward,
     _warn,
 )
 
@@ -250,15 +251,15 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
             on pinned memory raise when they have run; where PyTorch prevents that, the thread's
             next call of the device raises. What the host does to pinned memory by NumPy, ctypes or
             C++ raises right after it in Python's main thread, in others at the thread's next call
-            of the device. A conflict that is decided only when an event is signalled raises at
-            the thread's next call that finds it. ``"warn"``: a UserWarning in the same places,
-            once for each mistake. Another mode raises ValueError.
+            of the device. A conflict that is decided only when an event is signalled, or when a
+            task has read its indices, raises at the thread's next call that finds it. ``"warn"``: a
+            UserWarning in the same places, once for each mistake. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
         initcheck: whether a read of device memory is also reported if some of its bytes have not
             been written since the caching allocator handed them out, from now on. None: as
             OPENREG_INITCHECK is set.
         possible: whether conflicts of partial accesses are reported: of index operators that touch
-            some bytes only, by indices that the host does not have.
+            some bytes only, by a mask or by more than 4096 indices.
 
     Work queued before is not seen. If the sanitizer is on already, these settings change; the
     accesses recorded so far and the reports stay.
@@ -271,7 +272,8 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
 
 
 def disable():
-    """Switches the sanitizer off. The reports stay until they are cleared.
+    """Switches the sanitizer off. The reports stay until they are cleared. Waits for tasks whose
+    indices still decide a conflict.
 
     Raises DataRaceError if an error of the host, on any thread, has not been raised yet.
     """
@@ -293,8 +295,8 @@ def is_enabled():
 
 def reports():
     """The conflicts that were found since the sanitizer was enabled or cleared: a list of Report,
-    in the order of their discovery. Does not wait, so synchronise first where an event may still
-    decide.
+    in the order of their discovery. Does not wait, so synchronise first where an event or the
+    indices of an operator may still decide.
 
     A pair of operators on the same streams and address is reported once. At most 1000 reports are
     kept; later conflicts still raise or warn.

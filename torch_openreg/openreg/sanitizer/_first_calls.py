@@ -8,6 +8,7 @@ from torch.nn.parameter import UninitializedTensorMixin as _Uninitialized
 from torch.optim import optimizer as _optimizer
 
 from ... import _C
+from ..._patches import replace
 from .._utils import type_name
 
 
@@ -22,6 +23,7 @@ def _tensors(optimizer):
 
 
 _following = []  # the FirstCalls of captures
+_MATERIALIZE = "torch.nn.parameter.UninitializedTensorMixin.materialize"
 _materialize = _Uninitialized.materialize
 
 
@@ -43,7 +45,7 @@ class FirstCalls:
         )
         self._thread, self._replays = threading.get_ident(), 0
         _following.append(self)
-        _Uninitialized.materialize = _materialize_and_note
+        replace(_MATERIALIZE, _materialize_and_note)
 
     def stop(self):
         for handle in self._handles:
@@ -52,7 +54,7 @@ class FirstCalls:
         if self in _following:
             _following.remove(self)
         if not _following:
-            _Uninitialized.materialize = _materialize
+            replace(_MATERIALIZE, _materialize)
         return self._found  # if there is none, there is nothing to check
 
     def check(self):

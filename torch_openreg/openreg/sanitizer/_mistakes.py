@@ -35,14 +35,15 @@ def by_mistake(findings):
 def line(group, where=()):
     """A mistake in one line: both places and what is missing; how often, by which operators, and
     where."""
-    operators = dict.fromkeys(_short(name) for found in group for name in found["operators"])
+    names = (name for found in group for name in found["operators"])
+    operators = dict.fromkeys(map(short_operator, names))
     processes = dict.fromkeys(found["process"] for found in group if found["process"])
     often = f"{len(group)} reports, by " if len(group) > 1 else "by "
     parts = [often + _some(operators, 4, ", "), *map(_in, (processes, where))]
     return f"{group[0]['summary']} ({'; '.join(filter(None, parts))})"
 
 
-def _short(operator):
+def short_operator(operator):
     """An operator's name without its library and overload."""
     name = operator.removeprefix("aten::")
     return name if name == operator else name.partition(".")[0]

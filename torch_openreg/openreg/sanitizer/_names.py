@@ -7,7 +7,6 @@ wrong one.
 
 import ast
 import contextlib
-import functools
 import inspect
 import itertools
 import linecache
@@ -20,6 +19,8 @@ import torch
 from torch.autograd import graph as _graph
 
 from ... import _C
+from . import _parsing
+from ._frames import is_users, walk_own
 
 _FRAMES, _VARIABLES, _ITEMS = 20, 400, 64  # that are searched: of a thread, a frame, a container
 _DEVICE = torch._C._autograd.DeviceType.PrivateUse1
@@ -28,45 +29,20 @@ _DEVICE = torch._C._autograd.DeviceType.PrivateUse1
 # ---- the source ----
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(filename, size):
-    lines = linecache.getlines(filename)
-    try:
-        return ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _tree(filename):
-    """None: there is no source."""
-    if filename.startswith("<") and filename not in linecache.cache:
-        return None
-    lines = linecache.getlines(filename)
-    return _parsed(filename, len(lines)) if lines else None
-
-
-def _covers(node, line):
-    return node.lineno <= line <= node.end_lineno
-
-
 def _path(frame):
-    """The statements and expressions around a line, the outermost first."""
-    tree, path = frame and _tree(frame.filename), []
-    while tree is not None:
-        inside = (n for n in ast.iter_child_nodes(tree) if isinstance(n, ast.stmt))
-        handlers = (h for h in ast.iter_child_nodes(tree) if isinstance(h, ast.ExceptHandler))
-        cases = (c for c in getattr(tree, "cases", ()))
-        bodies = itertools.chain.from_iterable(b.body for b in (*handlers, *cases))
-        tree = next((n for n in (*inside, *bodies) if _covers(n, frame.line)), None)
-        if tree is not None:
-            path.append(tree)
-    return path
+    """The statements around a frame's line, the outermost first."""
+    return _parsing.path(*frame[:2]) if frame else []
 
 
 def statement(frame):
     """The innermost statement of a frame's line; None without source."""
     path = _path(frame)
     return path[-1] if path else None
+
+
+def around(frame, kind):
+    """The statements of a kind around a frame's line, the outermost first."""
+    return [node for node in _path(frame) if isinstance(node, kind)]
 
 
 def context(frame, names):
@@ -82,6 +58,16 @@ def context(frame, names):
             if texts & set(names):
                 found = node
     return found
+
+
+def is_known_at(name, made, frame):
+    """Whether the name that the line `made` assigns means the same at another frame's line."""
+    kind = ast.FunctionDef | ast.AsyncFunctionDef
+    indexed = re.search(r"\[[^\d'\"]", name)  # by a variable, which other functions do not have
+    if name.startswith("self.") and not indexed:
+        kind = ast.ClassDef
+    owner, other = ([n.lineno for n in around(at, kind)[-1:]] for at in (made, frame))
+    return made.filename == frame.filename and (owner == other or not (owner or indexed))
 
 
 def _is_call(node, frame):
@@ -113,9 +99,9 @@ def _assigned(target, value, frame):
     return None
 
 
-def _targets(node):
-    """(target, value) of what a statement assigns."""
-    for part in ast.walk(node):
+def _targets(parts):
+    """(target, value) of what these nodes assign."""
+    for part in parts:
         if isinstance(part, ast.Assign):
             yield from ((target, part.value) for target in part.targets)
         elif isinstance(part, ast.AnnAssign | ast.NamedExpr) and part.value is not None:
@@ -131,16 +117,148 @@ def made_name(frames):
         node = statement(frame)
         if node is None:
             break
-        for target, value in _targets(node):
+        for target, value in _targets(ast.walk(node)):
             name = _assigned(target, value, frame)
             if name:
-                return name, frame
+                return (name, frame) if is_users(frame.filename) else (None, None)
         if not (isinstance(node, ast.Return) and node.value and _is_call(node.value, frame)):
             break
     return None, None
 
 
-def _expression(frame):
+def _scope(frame):
+    """The function of a frame's line, or else its module; None without source."""
+    functions = around(frame, ast.FunctionDef | ast.AsyncFunctionDef)
+    return functions[-1] if functions else _parsing.tree(frame.filename)
+
+
+def _own(scope):
+    """The nodes of a function, without those of functions in it."""
+    nodes = list(ast.iter_child_nodes(scope)) if scope else []
+    while nodes:
+        node = nodes.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            nodes += ast.iter_child_nodes(node)
+
+
+def binds(target, name):
+    """Whether an assignment to the target gives the name a value."""
+    return any(ast.unparse(n) == name for n in ast.walk(target) if isinstance(n, ast.expr))
+
+
+def _bindings(frame, name):
+    """The lines above the frame's, in its function, that assign the name, but to a list."""
+    displays = ast.List | ast.ListComp | ast.Dict | ast.DictComp  # they are no tensors
+    found = _targets(_own(_scope(frame)))
+    targets = (target for target, value in found if not isinstance(value, displays))
+    return [t.lineno for t in targets if t.lineno < frame.line and binds(t, name)]
+
+
+def unused(frame, name):
+    """The name, or it with a number, that nothing in the frame's file has."""
+    taken = set()
+    for node in ast.walk(_parsing.tree(frame.filename) or ast.Module([], [])):
+        taken.add(getattr(node, "id", None) or getattr(node, "arg", None))
+    numbered = (f"{name}{number}" for number in itertools.count(2))
+    return next(n for n in (name, *itertools.islice(numbered, len(taken))) if n not in taken)
+
+
+def is_of_part(frame, name):
+    """Whether a comprehension or a lambda of the frame's statement has the variable."""
+    parts = list(ast.walk(statement(frame) or ast.Pass()))
+    inner = [p for c in parts if isinstance(c, ast.comprehension) for p in ast.walk(c.target)]
+    inner += [a for f in parts if isinstance(f, ast.Lambda) for a in ast.walk(f.args)]
+    names = {getattr(p, "id", None) or getattr(p, "arg", None) for p in inner}
+    return name.partition(".")[0].partition("[")[0] in names
+
+
+def has_before(frame, name):
+    """Whether the frame's function has the variable before this line: as an argument, by ``global``
+    or ``nonlocal``, or by a line above."""
+    names = set()
+    for node in _own(_scope(frame)):
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            names.update(node.names)
+    return name in names or bool(_bindings(frame, name))
+
+
+def is_left_by_loop(frame, name):
+    """Whether a name has its value from a ``for`` loop that was over before the frame's line."""
+    loops = (n for n in _own(_scope(frame)) if isinstance(n, ast.For))
+    loops = [n for n in loops if n.lineno < frame.line and binds(n.target, name)]
+    last = max(loops, key=lambda loop: loop.lineno, default=None)
+    if last is None or last.end_lineno >= frame.line:
+        return False
+    return not any(line > last.lineno for line in _bindings(frame, name))
+
+
+def has_between(frame, other):
+    """Whether the function of two lines has a statement that begins and ends between theirs."""
+    first, last = statement(frame), statement(other)
+    nodes = (n for n in _own(_scope(frame)) if isinstance(n, ast.stmt))
+    return not (first and last) or any(
+        first.end_lineno < n.lineno and n.end_lineno < last.lineno for n in nodes
+    )
+
+
+def is_last(frame):
+    """Whether no statement of its function follows on a frame's."""
+    node = statement(frame)
+    nodes = (n for n in _own(_scope(frame)) if isinstance(n, ast.stmt))
+    return not (node and any(n.lineno > node.end_lineno for n in nodes))
+
+
+def yields(frame):
+    """The ``yield`` expressions of a frame's function."""
+    return [n for n in _own(_scope(frame)) if isinstance(n, ast.Yield | ast.YieldFrom)]
+
+
+def is_only_yield(frame):
+    """Whether the statement of a frame's line has the one ``yield`` of its function."""
+    found, node = yields(frame), statement(frame)
+    return len(found) == 1 and isinstance(found[0], ast.Yield) and found[0] in ast.walk(node)
+
+
+def listed_name(frame):
+    """``xs`` of ``xs = [f(y) for y in ys]``, whose items the frame's instruction computes; None:
+    the line is no such one."""
+    for target, value in _targets([statement(frame)]):
+        if isinstance(value, ast.ListComp) and _plain(target) and _is_call(value.elt, frame):
+            return ast.unparse(target)
+    return None
+
+
+def event_recorded_after(frame):
+    """The event that the statement behind a frame's, in its block, records on the current stream:
+    ``e.record()`` or ``e = torch.cuda.current_stream().record_event()``; None: none."""
+    path = _path(frame)
+    parent = path[-2] if len(path) > 1 else _parsing.tree(frame.filename)
+    body = [*getattr(parent, "body", ()), None]
+    following = body[body.index(path[-1]) + 1] if path and path[-1] in body else None
+    call = getattr(following, "value", None)
+    if not isinstance(call, ast.Call) or call.args or call.keywords:
+        return None
+    function = ast.unparse(call.func)
+    if function.endswith("current_stream().record_event") and isinstance(following, ast.Assign):
+        event = following.targets[0]
+    else:
+        event = call.func.value if function.endswith(".record") else None
+    return ast.unparse(event) if isinstance(event, ast.Name | ast.Attribute) else None
+
+
+def cleared_grad(frame):
+    """``p.grad``, if a line below the frame's is ``p.grad = None``; None: none is, or several."""
+    nodes = [n for n in _own(_scope(frame)) if isinstance(n, ast.Assign) and n.lineno > frame.line]
+    nodes = [n for n in nodes if isinstance(n.value, ast.Constant) and n.value.value is None]
+    names = {ast.unparse(target) for node in nodes for target in node.targets}
+    names = {name for name in names if name.endswith(".grad")}
+    return names.pop() if len(names) == 1 else None
+
+
+def expression(frame):
     """That the frame's instruction computes, and its statement; None where there is no source."""
     node = statement(frame)
     parts = ast.walk(node) if node else ()
@@ -152,7 +270,7 @@ def _expression(frame):
 
 def written_name(frame):
     """The name that a line writes: ``x`` of ``x.mul_(2)``, ``x *= 2``, ``x[0] = 2``, ``out=x``."""
-    call, node = _expression(frame)
+    call, node = expression(frame)
     if isinstance(node, ast.AugAssign) and not isinstance(call, ast.Call):
         return ast.unparse(node.target)
     if isinstance(node, ast.Assign) and call is None and isinstance(node.targets[0], ast.Subscript):
@@ -168,26 +286,40 @@ def written_name(frame):
     return None
 
 
+_VIEWS = ("detach", "view", "view_as", "reshape", "flatten", "t", "transpose", "contiguous")
 _COPIES = ("to", "cpu", "cuda", "clone", "contiguous", "float", "half", "numpy", "item", "tolist")
 
 
-def read_name(frame):
-    """The name that a line of one operand reads: ``x`` of ``x.to()``, ``y.copy_(x)``, ``x + 1``."""
-    expression, _ = _expression(frame)
-    if isinstance(expression, ast.BinOp):
-        names = [expression.left, expression.right]
-    elif isinstance(expression, ast.Call):
-        names = [*expression.args, *(keyword.value for keyword in expression.keywords)]
-        if isinstance(expression.func, ast.Attribute):
-            names.insert(0, expression.func.value)
-            if expression.func.attr in _COPIES:
+def read_names(frame):
+    """The names that a line reads: ``x`` of ``x.to()`` and ``y.copy_(x)``; both of ``x + y``."""
+    computed, _ = expression(frame)
+    if isinstance(computed, ast.BinOp):
+        names = [computed.left, computed.right]
+    elif isinstance(computed, ast.Call):
+        names = [*computed.args, *(keyword.value for keyword in computed.keywords)]
+        if isinstance(computed.func, ast.Attribute):
+            if hasattr(torch.Tensor, computed.func.attr):  # optimizer.step() reads no `optimizer`
+                names.insert(0, computed.func.value)
+            if computed.func.attr in _COPIES:
                 names = names[:1]
-            elif expression.func.attr == "copy_":
+            elif computed.func.attr == "copy_":
                 names = names[1:2]
     else:
-        return None
-    names = [n for n in names if _plain(n) and not _is_module(n)]
-    return ast.unparse(names[0]) if len(names) == 1 else None
+        return []
+    return [ast.unparse(n) for n in map(_viewed, names) if _plain(n) and not _is_module(n)]
+
+
+def read_name(frame):
+    """The one name that a line reads; None: none, or several."""
+    names = read_names(frame)
+    return names[0] if len(names) == 1 else None
+
+
+def _viewed(node):
+    """``x`` of ``x.detach().view(-1)``."""
+    while isinstance(node, ast.Call) and getattr(node.func, "attr", None) in _VIEWS:
+        node = node.func.value
+    return node
 
 
 def _is_module(node):
@@ -215,7 +347,9 @@ class Variable(NamedTuple):
     def is_in(self, frame):
         """Whether the name means the same in the function of a Frame."""
         code = self.frame.f_code
-        return (code.co_filename, code.co_name) == (frame.filename, frame.name)
+        lines = [line for *_, line in code.co_lines() if line]
+        same = (code.co_filename, code.co_name) == (frame.filename, frame.name)
+        return same and min(lines) <= frame.line <= max(lines)
 
 
 def waiting_frame():
@@ -225,18 +359,11 @@ def waiting_frame():
     return waiting[0] if len(waiting) == 1 else None
 
 
-def live_frames(is_folded):
+def live_frames():
     """The frames of the calling thread that are the program's own; on a thread that has none, of
     the thread that waits for its backward pass."""
-
-    def own(frame):
-        while frame is not None:
-            if not is_folded(frame.f_code.co_filename):
-                yield frame
-            frame = frame.f_back
-
-    found = list(itertools.islice(own(sys._getframe()), _FRAMES))
-    return found or list(itertools.islice(own(waiting_frame()), _FRAMES))
+    found = list(itertools.islice(walk_own(sys._getframe()), _FRAMES))
+    return found or list(itertools.islice(walk_own(waiting_frame()), _FRAMES))
 
 
 def is_function(frame):
@@ -310,23 +437,52 @@ def _search(frames, matches):
 
 def _contents(level):
     for name, value in level:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # of a proxy whose object is gone
             yield from _inside(name, value)
-        if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
-            yield f"{name}.grad", value.grad
+            if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+                yield f"{name}.grad", value.grad
+
+
+def _is_stream(value, handle):
+    return (
+        issubclass(type(value), torch.Stream)  # isinstance() would ask a proxy for its class
+        and value.device.type == torch._C._get_privateuse1_backend_name()
+        and _C._stream_handle((value.stream_id, value.device_index)) == handle
+    )
 
 
 def stream_variable(frames, handle):
     """Which variable holds the stream; None: none does."""
+    return _search(frames, lambda value: _is_stream(value, handle))
 
-    def matches(value):
-        return (
-            isinstance(value, torch.Stream)
-            and value.device.type == torch._C._get_privateuse1_backend_name()
-            and _C._stream_handle((value.stream_id, value.device_index)) == handle
-        )
 
-    return _search(frames, matches)
+def generators_with(handle):
+    """Variables that hold the stream in the program's generators that wait for their next turn, and
+    are in no thread's stack."""
+    for generator in _C._generators():
+        frame = None if generator.gi_running else generator.gi_frame
+        if frame and is_users(frame.f_code.co_filename):
+            variable = stream_variable([frame], handle)
+            if variable:
+                yield variable
+
+
+def global_stream(frames, handle, at):
+    """The name of the variable of a line's module that holds the stream, if the module assigns that
+    name once, and no function has a variable of that name; None: none does."""
+    spaces = [f.f_globals for f in frames if f.f_code.co_filename == at.filename]
+    names = [name for name, value in dict(*spaces[:1]).items() if _is_stream(value, handle)]
+    return next(
+        (name for name in names if _is_assigned_once(_parsing.tree(at.filename), name)), None
+    )
+
+
+def _is_assigned_once(tree, name):
+    nodes = list(ast.walk(tree)) if tree else []
+    stores = [n for n in nodes if getattr(n, "id", None) == name and isinstance(n.ctx, ast.Store)]
+    if len(stores) != 1 or any(isinstance(n, ast.arg) and n.arg == name for n in nodes):
+        return False
+    return any(stores[0] in node.targets for node in tree.body if isinstance(node, ast.Assign))
 
 
 def tensor_variable(frames, address):

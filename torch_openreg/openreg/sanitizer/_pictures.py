@@ -77,15 +77,11 @@ def _says(report, side):
     return f"{side.does} {some}{report.subject.name or 'the memory'}"
 
 
-def _missing(report):
-    return "; ".join(map(str, report.help)) or report.advice
-
-
 def _legend(report, picture):
     """A line for each letter."""
     for letter, side in picture.sides.items():
         yield f"{letter}: {side.who} {_says(report, side)} ({_place(side)})"
-    yield f"A ..> B is missing: {_missing(report)}"
+    yield f"A ..> B is missing: {report.remedy}"
 
 
 def text(report):
@@ -101,7 +97,9 @@ def text(report):
         lines.append(f"{row.label:<{width}}  {''.join(f'{cell:-^6}' for cell in cells)}")
     if picture.edges:
         lines.append("1> is recorded, >1 waits for it")
-    return "\n".join([*lines, *_legend(report, picture)])
+    for line in _legend(report, picture):
+        lines += _messages.wrap(line, "", "  ")
+    return "\n".join(lines)
 
 
 # ---- the drawing ----
@@ -146,7 +144,7 @@ class _Drawing:
     def _foot(self):
         for letter, side in self.picture.sides.items():
             yield f"{letter}: {_place(side)}  {_source(side)}".rstrip()
-        yield from _wrapped(f"Missing: {_missing(self.report)}", self.width - 20)
+        yield from _wrapped(f"Missing: {self.report.remedy}", self.width - 20)
 
     def _at(self, place):
         row, column = place
@@ -208,7 +206,7 @@ class _Drawing:
             line = f"M{x1} {y1}C{x1} {y} {x2} {y} {x2} {y2}"
         yield _svg.element(
             "g",
-            _svg.element("title", _svg.escape(f"Missing: {_missing(self.report)}")),
+            _svg.element("title", _svg.escape(f"Missing: {self.report.remedy}")),
             _svg.element("path", class_="missing", d=line),
         )
         says = "nothing writes it" if self.report.kind == "uninitialized" else "nothing orders them"

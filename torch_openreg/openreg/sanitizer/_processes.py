@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from ... import _C
 from .._lazy import _lazy_call
-from ._reports import make_report
+from .._utils import OWN_NAME
+from ._findings import make_report
 
 MODE = "OPENREG_SANITIZER"
 INITCHECK = "OPENREG_INITCHECK"
@@ -52,6 +53,7 @@ _watches = []  # of this process, the innermost last
 _inherited = None  # the file of the home that this process was started under
 _is_following = False
 _sent = 0  # the number of the newest report that has been sent
+_has_told_of_graphs = False  # to the home, by note_graph()
 
 
 class Process(NamedTuple):
@@ -111,7 +113,7 @@ def has_home():
 
 
 def send(kind, content=None):
-    """Appends a record to the home's file: used, report, cleared, unwatched or ended."""
+    """Appends a record to the home's file: used, graph, report, cleared, unwatched or ended."""
     path = _home()
     if not path:
         return
@@ -127,8 +129,14 @@ def send(kind, content=None):
             print(f"torch_openreg: a report was not sent to {path}: {error}", file=sys.stderr)
 
 
-def _send_use():
-    send("used")
+def note_graph():
+    """A graph of the program's has been captured while the sanitizer was on."""
+    global _has_told_of_graphs
+    for watch in _watches:
+        watch.graphs = True
+    if not _watches and not _has_told_of_graphs:
+        _has_told_of_graphs = True
+        send("graph")
 
 
 def send_reports():
@@ -157,7 +165,7 @@ def used_devices():
     """Their names."""
     if _C._in_forked_child():
         return []
-    return [f"openreg:{i}" for i in range(_C._device_count()) if _C._is_active(i)]
+    return [f"{OWN_NAME}:{i}" for i in range(_C._device_count()) if _C._is_active(i)]
 
 
 def _finish_with_multiprocessing(_=None):
@@ -178,7 +186,7 @@ def _follow():
     if _is_following:
         return
     _is_following = True
-    _lazy_call(_send_use)
+    _lazy_call(lambda: send("used"))
     _finish_with_multiprocessing()
     util.register_after_fork(sys.modules[__name__], _finish_with_multiprocessing)
     sys.addaudithook(_on_audit_event)
@@ -231,6 +239,12 @@ def _text_of(command):
 
 # ---- home ----
 
+_OF_GRAPHS = (
+    "of graphs: freed and replaced inputs, reads before the first replay,",
+    "  outputs of graphed functions, captured first calls",
+    "not watched: an output of a program's own graph that is kept over a replay",
+)
+
 
 class Watched(NamedTuple):
     """What the processes of a Watch did, for its summary."""
@@ -241,6 +255,7 @@ class Watched(NamedTuple):
     elsewhere: tuple = ()  # processes whose reports are on their stderr
     running: tuple = ()  # processes
     unreadable: int = 0  # records
+    graphs: bool = False  # whether one was captured
 
     def __add__(self, other):
         return Watched(
@@ -250,6 +265,7 @@ class Watched(NamedTuple):
             (*self.elsewhere, *other.elsewhere),
             (*self.running, *other.running),
             self.unreadable + other.unreadable,
+            self.graphs or other.graphs,
         )
 
     def __str__(self):
@@ -262,7 +278,9 @@ class Watched(NamedTuple):
         return f"{text} on {', '.join(self.devices)}" if self.devices else text
 
     def gaps(self):
-        """Lines about what was not watched."""
+        """Lines about graphs, and about what was not watched."""
+        if self.graphs:
+            yield from _OF_GRAPHS
         if self.unwatched:
             yield f"not watched, as {REPORTS} is not in their environment: {_list(self.unwatched)}"
         if self.elsewhere:
@@ -297,6 +315,7 @@ class Watch:
         self.unwatched = {}  # commands
         self._elsewhere = {}  # processes that use a device without PyTorch (sanitizer.c)
         self._unreadable = 0
+        self.graphs = False  # whether one of these processes has captured one
         self._config = multiprocessing.process.current_process()._config
         self._before = [
             (where, name, where.get(name))
@@ -346,6 +365,7 @@ class Watch:
             tuple(self._elsewhere),
             tuple(running),
             self._unreadable,
+            self.graphs,
         )
 
     def close(self):
@@ -392,6 +412,7 @@ class Watch:
         elif kind == "ended":
             self._ended.add(process.identity)
         else:
+            self.graphs |= kind == "graph"
             self._processes[process.identity] = process
         if process.identity in self._processes:  # unless it belongs to an inner tool
             self._devices.update(devices)

@@ -26,6 +26,7 @@ from concurrent.futures import thread
 import torch
 
 from ... import _C
+from ..._patches import wrapped
 
 # The effects of a method, as in csrc/torch/threads.cpp.
 _IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES = range(4)
@@ -78,7 +79,8 @@ _ASK = tuple(f.__code__ for f in (threading.enumerate, threading.active_count))
 # value does not order them.
 _INTERNAL = (
     "functools importlib._bootstrap importlib._bootstrap_external logging tempfile warnings "
-    "torch.utils._functools torch_openreg.openreg._lazy torch_openreg.openreg.sanitizer"
+    "torch.multiprocessing.reductions torch.utils._functools torch_openreg._sharing "
+    "torch_openreg._transit torch_openreg.openreg._lazy torch_openreg.openreg.sanitizer"
 )
 
 
@@ -125,83 +127,58 @@ def _acquire_end(thread):
         end.acquire()
 
 
-def _starter(original):
-    @functools.wraps(original)
-    def start(function, *args, **kwargs):
-        return original(_Begin(function), *args, **kwargs)
-
-    return start
+def _start(original, function, *args, **kwargs):
+    return original(_Begin(function), *args, **kwargs)
 
 
-def _join(original):
-    @functools.wraps(original)
-    def join(self, timeout=None):
-        original(self, timeout)
-        if not _thread_is_alive(self):
-            _acquire_end(self)
-
-    return join
+def _join(original, thread, timeout=None):
+    original(thread, timeout)
+    if not _thread_is_alive(thread):
+        _acquire_end(thread)
 
 
-def _is_alive(original):
-    @functools.wraps(original)
-    def is_alive(self):
-        alive = original(self)
-        if not alive:
-            _acquire_end(self)
-        return alive
-
-    return is_alive
+def _is_alive(original, thread):
+    alive = original(thread)
+    if not alive:
+        _acquire_end(thread)
+    return alive
 
 
-def _is_set(original):
-    @functools.wraps(original)
-    def is_set(self):
-        found = original(self)
-        if found:
-            _C._thread_acquires(self._cond._lock)
-        return found
-
-    return is_set
+def _is_set(original, event):
+    found = original(event)
+    if found:
+        _C._thread_acquires(event._cond._lock)
+    return found
 
 
-def _call_soon_threadsafe(original):
-    @functools.wraps(original)
-    def call_soon_threadsafe(self, callback, *args, context=None):
-        moment = _C._Moment()
-        moment.release()
+def _call_soon_threadsafe(original, loop, callback, *args, context=None):
+    moment = _C._Moment()
+    moment.release()
 
-        @functools.wraps(callback)
-        def called(*args):
-            moment.acquire()
-            return callback(*args)
+    @functools.wraps(callback)
+    def called(*args):
+        moment.acquire()
+        return callback(*args)
 
-        return original(self, called, *args, context=context)
-
-    return call_soon_threadsafe
+    return original(loop, called, *args, context=context)
 
 
-def _below_guards(original):
+def _below_guards(original, *args, **kwargs):
     """faulthandler's handler of faults would treat those of guarded memory as fatal: it is enabled
     and disabled below the sanitizer's."""
-
-    @functools.wraps(original)
-    def change(*args, **kwargs):
-        was = _C._sanitizer_handler(False)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            if was:
-                _C._sanitizer_handler(True)
-
-    return change
+    was = _C._sanitizer_handler(False)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        if was:
+            _C._sanitizer_handler(True)
 
 
 _PATCHES = (
-    (_thread, "start_new_thread", _starter),
-    (_thread, "start_joinable_thread", _starter),
-    (threading, "_start_new_thread", _starter),
-    (threading, "_start_joinable_thread", _starter),
+    (_thread, "start_new_thread", _start),
+    (_thread, "start_joinable_thread", _start),
+    (threading, "_start_new_thread", _start),
+    (threading, "_start_joinable_thread", _start),
     (threading.Thread, "join", _join),
     (threading.Thread, "is_alive", _is_alive),
     (threading.Event, "is_set", _is_set),
@@ -244,7 +221,7 @@ def follow():
     for owner, name, patch in _PATCHES:
         original = vars(owner).get(name)
         if original is not None:
-            patched = patch(original)
+            patched = wrapped(original, patch)
             _patched.append((owner, name, original, patched))
             setattr(owner, name, patched)
 

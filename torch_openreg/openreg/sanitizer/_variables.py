@@ -13,8 +13,9 @@ import torch
 
 from ... import _C
 from .._utils import type_name
-from ._names import is_function, locals_of
-from ._reports import is_users
+from . import _processes
+from ._frames import Frame, is_users
+from ._names import is_function, is_left_by_loop, locals_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may have no storage
 _GONE = object()  # the value of a variable that is no more
@@ -52,23 +53,28 @@ class _Attributes:
 
 
 def _scopes():
-    """(scope, its variables), the innermost frame's first. A scope returns its variables now."""
+    """(scope, its variables, frame), the innermost frame's first. A scope returns its variables
+    now."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             if is_function(frame):
                 found = locals_of(frame)
-                yield _Locals(frame), found
+                yield _Locals(frame), found, frame
                 owner = found.get("self")
                 if type(owner).__weakrefoffset__ and hasattr(owner, "__dict__"):
-                    yield _Attributes(owner), vars(owner)
-            yield lambda variables=frame.f_globals: variables, frame.f_globals
+                    yield _Attributes(owner), vars(owner), None
+            yield lambda variables=frame.f_globals: variables, frame.f_globals, frame
         frame = frame.f_back
 
 
 class _Variable:
-    def __init__(self, scope, name, value):
+    """`frame` runs in the scope; None: an attribute."""
+
+    def __init__(self, scope, name, value, frame):
         self.scope, self.name = scope, name
+        # What a loop over some tensors has left in a variable is no sign of how it will be used.
+        self.counts = not (frame and is_left_by_loop(Frame.of(frame), name))
         self.value, self.shape = weakref.ref(value), value.shape
         self.may_be_replaced = type(value) is torch.Tensor  # a module holds a Parameter, too
 
@@ -83,21 +89,25 @@ class Variables:
 
     def __init__(self, capture, begins):
         self.capture, self.held = capture, {begin: [] for begin in begins}
-        for scope, variables in _scopes():
+        for scope, variables, frame in _scopes():
             for name, value in list(variables.items()):
                 held = self.held.get(_storage_of(value))
                 if held is not None:
-                    held.append(_Variable(scope, name, value))
-        self.checked = {b: v for b, v in self.held.items() if v and v[0].may_be_replaced}
+                    held.append(_Variable(scope, name, value, frame))
+        if begins:  # reduce-overhead compares those of its graphs itself
+            _processes.note_graph()
+        counted = {b: [v for v in held if v.counts] for b, held in self.held.items()}
+        self.checked = {b: v for b, v in counted.items() if v and v[0].may_be_replaced}
         _all.add(self)
 
     def names(self):
-        """The innermost variable's name of each input that has one."""
-        return {
-            begin: getattr(held[0].scope, "prefix", "") + held[0].name
-            for begin, held in self.held.items()
-            if held
-        }
+        """The name of each input that has one: an attribute's, which outlives a local variable's,
+        or else that of the innermost variable."""
+        found = {}
+        for begin, held in filter(lambda item: item[1], self.held.items()):
+            variable = next((v for v in held if hasattr(v.scope, "prefix")), held[0])
+            found[begin] = getattr(variable.scope, "prefix", "") + variable.name
+        return found
 
     def check(self):
         """Before a replay."""

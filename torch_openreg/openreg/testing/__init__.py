@@ -6,12 +6,16 @@ import threading
 import torch
 
 from ... import _C
+from .. import _texts
 from .._lazy import _lazy_init
 from .._utils import device_index
 from ._faults import inject as inject
 from ._schedules import Exploration as Exploration
 from ._schedules import explore as explore
 from ._schedules import schedule as schedule
+
+if torch.distributed.is_available():
+    from ._ranks import run_ranks as run_ranks
 
 
 class gate:
@@ -40,6 +44,7 @@ class gate:
         self._lock = threading.Lock()
         self._event = _C._external_event_create(self._device)
         self._open = False
+        _texts.gates[self._event] = _texts.caller()
 
     def wait(self, stream=None):
         """Makes work queued on `stream` after this call wait for the gate; the host does not wait.
@@ -73,4 +78,5 @@ class gate:
         if self._event is None or _is_finalizing() or _C._in_forked_child():
             return
         self.open()
+        _texts.gates.pop(self._event, None)
         _C._external_event_destroy(self._event)

@@ -9,6 +9,9 @@ import types
 
 import torch
 
+from .. import _messages
+from .._utils import OWN_MODULE
+
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
 
@@ -63,10 +66,13 @@ _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 class _NotComparable(TypeError):
+    __module__, __qualname__ = "builtins", "TypeError"  # in tracebacks
+
     def __init__(self, value, why):
+        text = f"explore cannot compare results of type {type(value).__qualname__} ({why})"
         super().__init__(
-            f"explore cannot compare results of type {type(value).__qualname__} ({why}): return "
-            "tensors, numbers, arrays, or containers and objects that hold these"
+            f"{_messages.sentence(text, len('TypeError: '))}\n"
+            "  help: return tensors, numbers, arrays, or containers and objects that hold these"
         )
 
 
@@ -337,18 +343,31 @@ class Exploration:
         return [f"  orders of the tasks that touch the same memory: {seen} seen, of {of}"]
 
     def __str__(self):
-        lines = self._headline()
-        lines += [f"  {_named(result.seeds)}: {result!r}" for result in self.results]
-        if self.ok:
-            lines += map(str, self.races[:1])
-        else:
-            wrong = self.results[min(1, len(self.results) - 1)]
+        """The results, the first race, and how to see them again."""
+        lines = [line for text in self._headline() for line in _messages.sentence(text).split("\n")]
+        lines += [line for result in self.results for line in _result_lines(result)]
+        wrong = self.results[min(1, len(self.results) - 1)]
+        races = self.races if self.ok else wrong.races or self.races
+        if races:
+            lines += ["", str(races[0]), ""]
+        if not self.ok:
             seed = self.different[-1] if len(self.results) == 1 else wrong.seeds[0]
-            lines += map(str, (wrong.races or self.races)[:1])
-            lines.append(f"to replay: torch.openreg.testing.explore(fn, schedules=[{seed!r}])")
+            lines.append(f"to replay: {OWN_MODULE}.testing.explore(fn, schedules=[{seed!r}])")
             if isinstance(seed, str) and seed.startswith("tape:"):
                 lines.append(f"or the program with OPENREG_SCHEDULE_TAPE={seed[5:]}")
-        return "\n".join(lines)
+        return "\n".join(lines).rstrip("\n")
+
+
+def _result_lines(result):
+    """The schedules that gave it, and what it is, of which the first line is shown."""
+    *first, last = _messages.wrap(f"{_named(result.seeds)}:", "  ", "    ")
+    text = repr(result)
+    if len(last) + len(text) >= _messages.WIDTH < 2 * len(last):
+        first, last = [*first, last], "   "
+    room = _messages.WIDTH - len(last) - 1
+    if len(text) > room:
+        text = f"{text[: room - 4].rstrip(' .')} ..."
+    return [*first, f"{last} {text}"]
 
 
 def _named(seeds, most=12):

@@ -40,7 +40,7 @@ class inject:
 
     def __init__(self, kind, after=0, device=None, *, delay_ms=None):
         if kind not in _KINDS:
-            raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_KINDS)}")
+            raise ValueError(f"unknown fault {kind!r}; known are\n  {', '.join(_KINDS)}")
         if not hasattr(after, "__index__"):
             raise TypeError(f"after must be a whole number, got {after!r}")
         after = operator.index(after)

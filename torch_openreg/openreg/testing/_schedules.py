@@ -36,8 +36,8 @@ def _policy(seed):
     if 0 <= number < 2**64:
         return SEEDED, number
     raise ValueError(
-        f"a schedule is a whole number from 0 to 2**64 - 1, 'late' or 'early', not {seed!r}"
-        " (or 'tape:' and the choices that explore() prints)"
+        f"a schedule is a whole number from 0 to 2**64 - 1, 'late' or 'early', not {seed!r}\n"
+        "  (or 'tape:' and the choices that explore() prints)"
     )
 
 

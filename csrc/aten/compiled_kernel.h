@@ -1,0 +1,104 @@
+/*
+ * A compiled CPU kernel as a task of a stream, for whoever generates such kernels.
+ *
+ * A task holds addresses and numbers by value, and the entry of the kernel, which is never
+ * unloaded. It holds no tensor: the order of the stream alone keeps memory alive, as for every
+ * operator.
+ */
+#pragma once
+
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../task/kernel_memory.h"
+#include "../task/task.h"
+
+namespace torch_openreg {
+
+/* The function that is generated beside a kernel to call it: the addresses of its pointers, and the
+ * bits of its numbers, each in their order. Behind the pointers are as many addresses as the
+ * program has them, and then a FollowPointer. */
+using KernelEntry = void (*)(void *const *pointers, const int64_t *numbers);
+
+/* The address for kernels of a pointer that a kernel has read from memory; null stays null. Only on
+ * the thread that runs the task. Throws for an address that is no device's; `place` names the line
+ * of the kernel. */
+using FollowPointer = void *(*)(void *pointer, const char *place);
+
+/* The memory of a tensor, or the value of a CPU tensor without dimensions. */
+struct KernelArgument {
+  bool isValue = false;
+  KernelMemory memory;
+  size_t offset = 0;
+  alignas(16) std::array<char, 16> value{};
+};
+
+struct CompiledTask final : Task {
+  CompiledTask(const char *kernelName, c10::Device on, KernelEntry function)
+      : Task(kernelName, on), entry(function) {}
+  void run() override;
+
+  const KernelEntry entry;
+  c10::SmallVector<KernelArgument, 8> arguments;
+  c10::SmallVector<int64_t, 8> numbers;
+};
+
+/* A call of a kernel. It borrows its tensors. */
+class CompiledCall {
+ public:
+  CompiledCall(const char *name, c10::Device device, KernelEntry entry)
+      : task_(std::make_unique<CompiledTask>(name, device, entry)) {}
+
+  /* `role`: r, w or b for a tensor that the kernel reads, writes or both. */
+  void add(const at::Tensor &tensor, char role);
+  /* The same for a tensor in pinned memory of the host. */
+  void addPinned(const at::Tensor &tensor, char role);
+  void add(int64_t number) { task_->numbers.push_back(number); }
+
+  /* Reports the whole tensors to the sanitizer. Throws what raiseRaces throws. */
+  void report(orStream_t stream) const;
+  /* Queues the kernel, or runs it if it is the CPU's or the device has no `map`. The kernel uses no
+   * more than `threads` threads. */
+  void launch(orStream_t stream, int threads) &&;
+
+  c10::Device device() const { return task_->device; }
+  const CompiledTask &task() const { return *task_; }
+  const at::Tensor &tensor(size_t i) const { return *tensors_[i].tensor; }
+  char role(size_t i) const { return tensors_[i].role; }
+  size_t count() const { return tensors_.size(); }
+
+ private:
+  struct Used {
+    const at::Tensor *tensor;
+    char role;
+  };
+  /* A storage of a device without `map`, its copy on the host, and the tensors in it that the
+   * kernel writes. Nothing else is copied back, because another stream may use it. */
+  struct Copied {
+    at::Tensor bytes, host;
+    std::vector<at::Tensor> written;
+  };
+  std::unordered_map<void *, Copied> storages() const;
+  /* Runs the task on copies in host memory. Waits for queued work, and until the results are copied
+   * back. */
+  void runOnCopies(std::unordered_map<void *, Copied> copied);
+
+  std::unique_ptr<CompiledTask> task_;
+  c10::SmallVector<Used, 8> tensors_;  // of the task's arguments
+};
+
+/* Keeps the name of a task as long as the process runs. Called under the GIL. */
+const char *keptName(const std::string &name);
+/* The bits of a number: n is an integer, f a float. Throws Python's error. */
+int64_t numberOf(PyObject *object, char role);
+
+}  // namespace torch_openreg
