@@ -12,11 +12,14 @@
 #include <openreg_host_access.h>
 
 #include <algorithm>
+#include <atomic>
 #include <ctime>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator.h"
+#include "compat.h"
 #include "device.h"
 #include "gil.h"
 #include "memory_history.h"
@@ -32,6 +35,8 @@ namespace torch_openreg {
 namespace {
 
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
+
+at::HostAllocator &hostAllocator() { return *at::getHostAllocator(c10::DeviceType::PrivateUse1); }
 
 // ---- Snapshots ----------------------------------------------------------------------------------
 
@@ -196,6 +201,95 @@ py::object originOfBlock(uintptr_t address) {
   return py::make_tuple(origin->file, origin->line);
 }
 
+#if OPENREG_TORCH_SINCE(14)
+// PyTorch's host allocator keeps its own history. It calls `gatherHostStack` with no lock held.
+
+std::atomic<bool> hostStacksHaveCpp{false};
+
+Stack gatherHostStack() {
+  const bool python = mayBeInPython();
+  return torch::CapturedTraceback::gather(python, /*script=*/true, hostStacksHaveCpp.load());
+}
+
+/* A block of pinned memory is a segment of its own. */
+py::dict describe(const at::HostSegmentInfo &block, Frames &frames) {
+  const size_t allocated = block.allocated ? block.size : 0, active = block.active ? block.size : 0;
+  const char *busy = block.allocated ? "active_allocated" : "active_pending_free";
+  py::dict part;
+  part["address"] = block.address;
+  part["size"] = block.size;
+  part["requested_size"] = allocated;
+  part["state"] = block.active ? busy : "inactive";
+  part["frames"] = frames.of(block.active ? block.context_when_allocated : nullptr);
+  py::list parts;
+  parts.append(part);
+  py::dict segment;
+  segment["device"] = -1;
+  segment["address"] = block.address;
+  segment["total_size"] = block.size;
+  segment["allocated_size"] = allocated;
+  segment["active_size"] = active;
+  segment["requested_size"] = allocated;
+  segment["stream"] = 0;
+  segment["segment_type"] = "large";
+  segment["segment_pool_id"] = block.owner_private_pool_id;
+  segment["is_expandable"] = false;
+  segment["frames"] = py::list();
+  segment["blocks"] = parts;
+  return segment;
+}
+
+py::dict describe(const c10::CachingDeviceAllocator::TraceEntry &entry, Frames &frames) {
+  py::dict action;
+  action["action"] = kActions[entry.action_];
+  action["addr"] = entry.addr_;
+  action["size"] = entry.size_;
+  action["stream"] = 0;
+  action["time_us"] = entry.time_.t_;
+  action["compile_context"] = "";
+  action["user_metadata"] = "";
+  action["pool_id"] = entry.mempool_;
+  action["frames"] = frames.of(entry.context_);
+  return action;
+}
+
+void addHost(py::dict &all) {
+  std::vector<at::HostSegmentInfo> blocks;
+  std::vector<c10::CachingDeviceAllocator::TraceEntry> entries;
+  {
+    const WithoutGil released;
+    blocks = hostAllocator().get_segments();
+    entries = hostAllocator().get_traces();
+  }
+  Frames frames;
+  py::list segments, trace;
+  for (const auto &block : blocks) segments.append(describe(block, frames));
+  for (const auto &entry : entries) trace.append(describe(entry, frames));
+  frames.symbolize();
+  all["host_segments"] = segments;
+  all["host_traces"] = trace;
+}
+
+/* Null switches the history off. PyTorch's ring cannot change its size with entries in it: a
+ * smaller one would write beyond its end. */
+void recordHost(const std::optional<HistoryOptions> &options, bool clear) {
+  static uint64_t size = 0;  // under Python's lock
+  const HistoryOptions given = options.value_or(HistoryOptions());
+  const uint64_t wanted = given.trace ? given.max_entries : 1;
+  hostStacksHaveCpp.store(given.cpp);
+  hostAllocator().record_history(
+      options.has_value(), &gatherHostStack, wanted,
+      static_cast<c10::CachingDeviceAllocator::RecordContext>(given.stacks),
+      clear || wanted != std::exchange(size, wanted));
+}
+#else
+void addHost(py::dict &) {}
+void recordHost(const std::optional<HistoryOptions> &options, bool) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!options, "PyTorch ", TORCH_VERSION,
+                              " keeps no history of pinned memory; from 2.14 on it does");
+}
+#endif
+
 py::dict snapshot(bool include_traces) {
   py::list segments, traces;
   Frames frames;
@@ -215,6 +309,7 @@ py::dict snapshot(bool include_traces) {
   all["device_traces"] = traces;
   all["allocator_settings"] = allocatorSettings();
   all["external_annotations"] = py::list();
+  if (include_traces) addHost(all);
   return all;
 }
 
@@ -252,7 +347,7 @@ uint32_t actionsNamed(const std::vector<std::string> &names) {
 
 void record(const std::optional<std::string> &enabled, const std::optional<std::string> &context,
             const std::string &stacks, uint64_t max_entries, bool clear,
-            const std::vector<std::string> &skip_actions) {
+            const std::vector<std::string> &skip_actions, bool device, bool pinned) {
   TORCH_CHECK_VALUE(!enabled || *enabled == "state" || *enabled == "all", "enabled is '",
                     enabled.value_or(""), "'; allowed are None, 'state' and 'all'");
   TORCH_CHECK_VALUE(stacks == "python" || stacks == "all", "stacks is '", stacks,
@@ -263,7 +358,9 @@ void record(const std::optional<std::string> &enabled, const std::optional<std::
   options.cpp = stacks == "all";
   options.max_entries = max_entries;
   options.skipped = actionsNamed(skip_actions);
-  recordMemoryHistory(enabled ? std::optional(options) : std::nullopt, clear);
+  const auto given = enabled ? std::optional(options) : std::nullopt;
+  if (pinned || !enabled) recordHost(given, clear || !enabled);
+  if (device) recordMemoryHistory(given, clear);
 }
 
 // ---- Limits, raw blocks, figures ----------------------------------------------------------------
@@ -334,8 +431,6 @@ void attachObserver(py::object observer) {
     function(device, bytes, allowed, free);
   });
 }
-
-at::HostAllocator &hostAllocator() { return *at::getHostAllocator(c10::DeviceType::PrivateUse1); }
 
 py::dict hostStats() {
   const at::HostStats stats = hostAllocator().get_stats();

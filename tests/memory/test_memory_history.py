@@ -414,11 +414,39 @@ def test_annotation_of_a_tensor_stands_between_its_allocation_and_its_end(record
     assert [(e["user_metadata"], e["frames"]) for e in found] == [("last", [])]
 
 
+def test_history_of_pinned_memory_has_segments_and_actions(record):
+    if torch.__version__ < "2.14":
+        with pytest.raises(NotImplementedError, match=r"2\.13.* keeps no history of pinned memory"):
+            record(record_pinned_host_memory=True)
+        return
+    record(record_pinned_host_memory=True, record_cuda=False, max_entries=100)
+    x = torch.ones(1000, pin_memory=True)
+    on_device, at = torch.ones(1000, device=DEVICE), x.data_ptr()
+    snapshot = memory._snapshot()
+    (segment,) = (s for s in snapshot["host_segments"] if s["address"] == at)
+    (block,) = segment["blocks"]
+    assert (block["state"], block["size"]) == ("active_allocated", 4096)
+    assert block["frames"][0]["name"] == sys._getframe().f_code.co_name
+    assert not any(e.get("addr") == on_device.data_ptr() for e in snapshot["device_traces"][0])
+    del x
+    torch.accelerator.empty_host_cache()
+    trace = memory._snapshot()["host_traces"]
+    assert actions(trace, at)[-4:] == ["alloc", "free_requested", "free_completed", "segment_free"]
+    assert _memory_viz.trace({"device_traces": [trace], "segments": []})
+    assert _memory_viz.segsum({"segments": snapshot["host_segments"]})
+    for limit in (3, 2):  # a ring that shrinks
+        record(record_pinned_host_memory=True, max_entries=limit)
+        for _ in range(5):
+            torch.ones(1000, pin_memory=True)
+        assert len(memory._snapshot()["host_traces"]) == limit
+    record(None)
+    y = torch.ones(1000, pin_memory=True)
+    assert not actions(memory._snapshot()["host_traces"], y.data_ptr())
+
+
 def test_memory_features_without_support_are_refused():
-    for option in ("compile_context", "global_record_annotations", "record_pinned_host_memory"):
-        with pytest.raises(
-            NotImplementedError, match=r"(?s)no compile_context.*and no pinned memory"
-        ):
+    for option in ("compile_context", "global_record_annotations"):
+        with pytest.raises(NotImplementedError, match="no compile_context and no global"):
             memory._record_memory_history(**{option: True})
     with pytest.raises(NotImplementedError, match="mem_get_info"):
         torch.openreg.memory_usage()

@@ -40,7 +40,9 @@ def _snapshot(device=None, augment_with_fx_traces=False):
 
     ``segments``: address, sizes, stream and the blocks of each, with the stack (``frames``) that
     requested a block if _record_memory_history() was on. ``device_traces``: for each device the
-    actions, in order. ``device`` is accepted for torch.cuda's sake; the result has all devices.
+    actions, in order. ``host_segments``, ``host_traces`` (from PyTorch 2.14 on): the same of pinned
+    memory, where each block is a segment. ``device`` is accepted for torch.cuda's sake; the result
+    has all devices.
     """
     if device is not None:
         device_index(device)
@@ -83,22 +85,32 @@ def _record_memory_history_impl(
         stacks: "python", or "all" for C++ frames as well.
         max_entries: of the history, for each device; the oldest give way.
         clear_history: forget what was recorded until now.
-        skip_actions: names of actions that are not kept.
+        skip_actions: names of actions that are not kept. Those of pinned memory always are.
+        record_pinned_host_memory: records pinned memory, too (from PyTorch 2.14 on).
+        record_cuda: False leaves the devices' history as it is.
 
     What else torch.cuda's takes raises NotImplementedError if it is not the default.
     """
     if device is not None:
         device_index(device)
-    if compile_context or global_record_annotations or record_pinned_host_memory or not record_cuda:
+    if compile_context or global_record_annotations:
         raise NotImplementedError(
-            f"{OWN_NAME}'s history has no compile_context, no global_record_annotations\n"
-            "  and no pinned memory, and cannot leave out the device's"
+            f"{OWN_NAME}'s history has no compile_context and no global_record_annotations"
         )
     if max_entries < 0:
         raise ValueError(f"max_entries is 0 or more, got {max_entries}")
     _C._memory_record_history(
-        enabled, context, stacks, max_entries, clear_history, list(skip_actions or ())
+        enabled,
+        context,
+        stacks,
+        max_entries,
+        clear_history,
+        list(skip_actions or ()),
+        record_cuda,
+        record_pinned_host_memory,
     )
+    if not record_cuda:
+        return
     global _annotations, _annotation_stacks
     kept = () if clear_history or _annotations is None else _annotations
     _annotations = collections.deque(kept, max_entries) if enabled == "all" else None
