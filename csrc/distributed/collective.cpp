@@ -335,6 +335,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   letGo(memory);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
+  if (ofDevice) queues_->hooks()->failed.run();
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(error);
   if (ofDevice) setFailure(call_.name, device_.index(), std::move(error));
@@ -342,6 +343,22 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   handOver_->finish();
   if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+  std::vector<std::shared_ptr<Completion>> completions;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    completions.swap(completions_);
+    if (exception_) return;
+  }
+  for (const auto &completion : completions) completion->arrive();
+}
+
+void Collective::reportTo(std::shared_ptr<Completion> completion) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!completed_) return completions_.push_back(std::move(completion));
+    if (exception_) return;
+  }
+  completion->arrive();
 }
 
 void Collective::markFuture() {

@@ -110,6 +110,8 @@ class Collective final : public c10d::Work {
   void joinDevice() const;
   /* Allows a schedule to begin it from now on. Call it once it is in its queue. */
   void letBegin() const;
+  /* `completion` learns of its success. */
+  void reportTo(std::shared_ptr<Completion> completion);
   /* Called on the queue's thread. */
   void run(c10d::Backend &gloo);
 
@@ -148,6 +150,7 @@ class Collective final : public c10d::Work {
   Progress progress_;
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
   int source_ = -1;                 // under mutex_
+  std::vector<std::shared_ptr<Completion>> completions_;  // until it is complete; under mutex_
   const c10::intrusive_ptr<c10::ivalue::Future> outcome_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

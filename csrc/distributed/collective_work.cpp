@@ -10,7 +10,10 @@ using c10::ivalue::Future;
 CollectiveWork::CollectiveWork(c10d::OpType type, Works works, std::vector<at::Tensor> outputs)
     : Work(works.front()->queues()->rank(), type),
       works_(std::move(works)),
-      outputs_(std::move(outputs)) {}
+      outputs_(std::move(outputs)),
+      completion_(std::make_shared<Completion>(works_.front()->queues()->hooks(), works_.size())) {
+  for (const auto &work : works_) work->reportTo(completion_);
+}
 
 bool CollectiveWork::isCompleted() {
   return std::ranges::all_of(works_, [](const auto &work) { return work->isCompleted(); });

@@ -5,8 +5,10 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <memory>
 #include <vector>
 
+#include "../torch/compat.h"
 #include "collective.h"
 
 namespace torch_openreg {
@@ -31,12 +33,16 @@ class CollectiveWork final : public c10d::Work {
   /* For one collective: complete when it is. */
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return works_.front()->getSequencenumber(); }
+#if OPENREG_TORCH_SINCE(15)
+  uint64_t getCompletionKey() const override { return completion_->key(); }
+#endif
 
   const Works &works() const { return works_; }
 
  private:
   const Works works_;
   const std::vector<at::Tensor> outputs_;
+  const std::shared_ptr<Completion> completion_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
 

@@ -273,7 +273,26 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override {
     queues_->gloo().setTimeout(timeout);
   }
-  void abort() override { queues_->gloo().abort(); }
+  void abort() override {
+    queues_->hooks()->failed.run();
+    queues_->gloo().abort();
+  }
+#ifdef C10D_BACKEND_HAS_HOOKS
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
+    queues_->hooks()->failed.add(id, std::move(hook));
+  }
+  void unregisterAbortHook(int64_t id) override { queues_->hooks()->failed.remove(id); }
+#endif
+#if OPENREG_TORCH_SINCE(15)
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    queues_->hooks()->completed.add(id, [hook = std::move(hook)](uint64_t key) {
+      hook({.completionKey = key, .duration_ms = std::nullopt});
+    });
+  }
+  void unregisterCompletionHook(int64_t id) override { queues_->hooks()->completed.remove(id); }
+#endif
   bool supportsCoalescing() const override { return true; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -301,10 +320,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   }
 
   WorkPtr endCoalescing() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
-    const auto parts = std::move(*coalescing_);
-    coalescing_.reset();
+    const auto parts = takeCoalesced();
     if (parts.empty()) return nullptr;
     CollectiveWork::Works works;
     Tensors outputs;
@@ -651,13 +667,20 @@ class ProcessGroupOpenReg final : public c10d::Backend {
     auto collective =
         c10::make_intrusive<Collective>(queues_, groupName(), message ? ++messages_ : ++sequence_,
                                         device, std::move(call), std::move(issue));
+    // Before it can complete, so that no hook is called here.
+    auto work = c10::make_intrusive<CollectiveWork>(type, CollectiveWork::Works{collective},
+                                                    std::move(outputs));
     queues_->push(queue, collective);
     collective->joinDevice();
     collective->letBegin();
-    auto work = c10::make_intrusive<CollectiveWork>(
-        type, CollectiveWork::Works{std::move(collective)}, std::move(outputs));
     if (coalescing_) coalescing_->push_back(work);
     return work;
+  }
+
+  std::vector<c10::intrusive_ptr<CollectiveWork>> takeCoalesced() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
+    return *std::exchange(coalescing_, std::nullopt);
   }
 
   /* Returns the reduction in a form that Gloo supports, and checks the rest. */

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "hooks.h"
 #include "peers.h"
 
 namespace torch_openreg {
@@ -42,6 +43,7 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
 
   c10d::Backend &gloo() { return *gloo_; }
   const Peers &peers() const { return peers_; }
+  const std::shared_ptr<GroupHooks> &hooks() const { return hooks_; }
   int rank() const { return gloo_->getRank(); }
   int size() const { return gloo_->getSize(); }
 
@@ -67,6 +69,7 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const Peers peers_;
+  const std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
   // Guards the following fields; no lock is taken under it but the core's, for a new stream.
   std::mutex mutex_;
   std::map<QueueKey, Queue> queues_;  // each has a thread

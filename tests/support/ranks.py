@@ -1,6 +1,7 @@
 """Processes that form a process group and run what a test tells them (`tests` is on their path)."""
 
 import datetime
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -98,3 +99,11 @@ class Ranks:
             process.join(LIMIT)
             if process.is_alive():
                 process.kill()
+
+
+def flight_recorder():
+    """[(operator, state)]: what PyTorch 2.15's has of this device's collectives."""
+    from torch._C import _distributed_c10d as c10d
+
+    entries = json.loads(c10d._dump_fr_trace_json(True, False, "openreg")).get("entries", [])
+    return [(entry["profiling_name"], entry["state"]) for entry in entries]
