@@ -22,6 +22,14 @@ def _in_order(is_of_streams, compute, graph):
     compute(graph)
 
 
+def _read_by_kernels(inputs_of, nodes, graph_inputs):
+    """No kernel frees inputs that only a record or a wait comes after; Inductor's estimate of
+    memory asserts that one does."""
+    found = inputs_of(nodes, graph_inputs)
+    return {name: given for name, given in found.items() if given.mpi_buffer.succ_nodes}
+
+
 def install(is_of_streams):
     ordered = partial(_in_order, is_of_streams)
     wrap("torch._inductor.scheduler.Scheduler.compute_dependencies", ordered)
+    wrap("torch._inductor.memory.get_freeable_input_buf", _read_by_kernels)

@@ -28,6 +28,7 @@ from torch._inductor.codegen.wrapper import (
     WrapperLine,
 )
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
+from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch._inductor.kernel.flex import flex_cpu
 from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
@@ -98,11 +99,14 @@ def _written():
     return {real.get(name, name) for out in outputs for name in out.get_mutations()}
 
 
-def _read_by_kernels(inputs_of, nodes, graph_inputs):
-    """No kernel frees inputs that only a record or a wait depends on; Inductor's estimate of memory
-    asserts that one does."""
-    found = inputs_of(nodes, graph_inputs)
-    return {name: given for name, given in found.items() if given.mpi_buffer.succ_nodes}
+def _drop_unread_inputs(graph):
+    """Inductor's estimate of memory asserts that some kernel reads each input. An input that only a
+    record or a wait comes after is there before the graph begins, and need not be waited for."""
+    for node in graph.find_nodes(op="placeholder"):
+        users = [*node.users]
+        if all(user.target is control_deps and node not in user.args[2:] for user in users):
+            for user in users:
+                user.update_arg(0, tuple(other for other in user.args[0] if other is not node))
 
 
 def _run_where_called(graph_module):
@@ -318,6 +322,7 @@ class _Pass(CustomGraphModulePass):
 
     def __call__(self, graph_module):
         _run_where_called(graph_module)
+        _drop_unread_inputs(graph_module.graph)
 
     def uuid(self):
         sources = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
@@ -374,7 +379,6 @@ def _lower_triton_kernel(lower, *, kernel_idx, constant_args_idx, kwargs, **opti
 _REPLACED = {
     "scheduler.BaseSchedulerNode.is_cpu": _if_ours(lambda node: True),  # for the order of loops
     "scheduler.ForeachKernelSchedulerNode.combinable_nodes": _without_ours,
-    "memory.get_freeable_input_buf": _read_by_kernels,
     "ir.get_device_type": _type_or_cpus,
     # A divisor is not one: kernels of the CPU divide, where others multiply by a reciprocal.
     "lowering.get_constant_value": _if_ours(lambda node: None),

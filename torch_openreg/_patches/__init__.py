@@ -258,7 +258,7 @@ PATCHES = {
             "leaves out inputs that only a record or a wait depends on, for which the estimate of "
             "memory fails an assertion",
             COMPILED,
-            "the estimate allows an input that no kernel reads",
+            "PyTorch 2.15 lets a pass over the graph remove such dependencies",
         ),
         Patch(
             "torch._inductor.scheduler.ForeachKernelSchedulerNode.combinable_nodes",
