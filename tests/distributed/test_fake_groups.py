@@ -1,6 +1,7 @@
 """PyTorch's stand-in for other ranks, its fake group, on this device."""
 
 import pytest
+import torch
 
 FAKE = """
 import torch, torch.distributed as dist
@@ -33,6 +34,33 @@ dist.destroy_process_group()
 
 def test_fake_group_takes_the_device(run_ok):
     run_ok(FAKE)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="an option of PyTorch 2.15")
+@pytest.mark.parametrize("name", ["openreg", "cuda"])
+def test_fake_ranks_that_all_hold_the_same_give_its_sums(run_ok, name):
+    run_ok(
+        f"""
+        import torch, torch_openreg, torch.distributed as dist
+        from torch._C._distributed_c10d import FakeProcessGroup
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        if {name == "cuda"}:
+            torch_openreg.as_cuda()
+        options = FakeProcessGroup.Options()
+        options.simulate_uniform_ranks = True
+        dist.init_process_group("fake", FakeStore(), rank=3, world_size=64, pg_options=options)
+        x, y = torch.ones(4, device="{name}"), torch.full((4,), 2.0, device="{name}")
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            dist.all_reduce(x)
+            dist.all_reduce(y, op=dist.ReduceOp.AVG)
+            whole = torch.empty(64 * 4, device="{name}")
+            dist.all_gather_single(whole, x)
+        assert x.tolist() == [64.0] * 4 and y.tolist() == [2.0] * 4
+        assert whole.tolist() == [64.0] * 256
+        """
+    )
 
 
 MIXED = """
