@@ -95,7 +95,7 @@ test-drivers: build ctest
 	  case $$driver in */*) library=$$driver;; *) library=$(CURDIR)/$(D_debug)/lib$$driver.so;; esac; \
 	  case $$driver in opencl) tests=tests/streams;; *) tests=tests;; esac; \
 	  echo "== $$library"; \
-	  OPENREG_PLUGIN=$$library PYTHONPATH=$(CURDIR)/tests \
+	  OPENREG_PLUGIN=$$library OPENREG_DEVICE_COUNT=2 PYTHONPATH=$(CURDIR)/tests \
 	    $(PY) -m pytest -p drivers.plugin $(SIDE_BY_SIDE) $(or $(ARGS),$$tests) || failed="$$failed $$driver"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 

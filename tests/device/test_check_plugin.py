@@ -45,6 +45,7 @@ def test_example_passes(plugins, variant):
 FAULTS = """
 without copy | load.factory | orPluginInit | must have copy
 create error 1 | load.factory | create_devices | cannot make 2 devices .*DEVICE_COUNT sets
+count gives 65 | load.count | count_devices | 'bad plugin' counts 65 devices: 0 to 64 are allowed
 properties error 2 | load.devices | properties | properties of .*: invalid argument
 alloc unaligned | memory.addresses | alloc | 0 past a multiple of 16
 alloc same | memory.addresses | alloc | which overlaps memory that is allocated
@@ -66,6 +67,9 @@ without name | load.factory | orPluginInit | has no name
 version | load.factory | orPluginInit | ABI version 999, this library has 2
 nothing | load.factory | orPluginInit | registered no device factory
 type | load.factory | orPluginInit | none serves 'openreg'
+count gives -1 | load.count | count_devices | counts -1 devices
+count error 1 | load.count | count_devices | cannot count its devices: invalid argument
+count code 1 | load.count | count_devices | returned 999 .*not among its results
 create code 1 | load.factory | create_devices | cannot make 2 devices .* 999
 create forgets | load.devices | create_devices | memory_limit of device 0 is 0 bytes
 properties text | load.devices | properties | model of device 0 is

@@ -12,6 +12,7 @@ from .c_api import DEVICE_LOST, LAUNCH_FAILURE, OUT_OF_MEMORY, SUCCESS, Api, Ref
 # Sentences of openreg.h, openreg_operator.h and docs/vendor/check.md.
 INIT = "It registers the plugin's factories."
 CREATE = "Fills `count` descriptions."
+COUNT = "The number of devices, 0 to OPENREG_MAX_DEVICES."
 PROPERTIES = "Fills `model`, `major` and `minor`. Called on any thread, inside a task too."
 ADDRESSES = (
     "Addresses are unique in the process. The address of `alloc` is not null and a multiple of 16, "
@@ -65,7 +66,7 @@ class Check:
 
 def check(name, function, contract, devices=2, torch=False):
     """Registers a check: the function of the table and the sentence that it is about; how many
-    devices it needs; whether it needs PyTorch."""
+    devices it needs, or None for the driver's own number; whether it needs PyTorch."""
 
     def register(run):
         CHECKS[name] = Check(run, name, function, contract, devices, torch)
@@ -155,6 +156,16 @@ def load_devices(c):
 def load_alone(c):
     """one device works without the second"""
     works(c)
+
+
+@check("load.count", "count_devices", COUNT, devices=None)
+def load_count(c):
+    """without OPENREG_DEVICE_COUNT there are as many devices as the driver counts, or two"""
+    count = c.device_count()
+    if not count:
+        raise Skipped("the driver counts no device")
+    works(c, count - 1)
+    return f"{count} devices" if count > 1 else "1 device"
 
 
 # ---- memory ----

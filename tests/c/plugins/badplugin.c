@@ -70,6 +70,13 @@ static orError_t badCreate(const orDeviceConfig *config, int count, orDeviceDesc
   return orSuccess;
 }
 
+static orError_t badCount(int *count) {
+  orError_t error;
+  if (fails("count", &error)) return error;
+  *count = atoi(mode + strlen("count gives"));
+  return orSuccess;
+}
+
 static orError_t badProperties(void *device, orDeviceProperties *p) {
   (void)device;
   orError_t error;
@@ -346,6 +353,7 @@ static void prepare(void) {
   if (is("version")) bad.abi_version = 999;
   if (is("size")) bad.size = 16;
   if (!strncmp(mode, "without ", 8)) leaveOut(mode + 8);
+  if (!strncmp(mode, "count ", 6)) bad.count_devices = badCount;
   if (is("fork waits")) startThread(answer, NULL);
   if (!strncmp(mode, "run ", 4) || is("operators")) {
     if (is("operators")) operators[0].name = "aten::reluu";
