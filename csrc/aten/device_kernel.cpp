@@ -26,6 +26,7 @@
 #include "../torch/device.h"
 #include "../torch/sanitizer.h"
 #include "operator_accesses.h"
+#include "recycled_memory.h"
 
 namespace torch_openreg {
 
@@ -112,6 +113,10 @@ bool resizeEmpty(const OutputSpec &spec, c10::ArrayRef<IValue> arguments) {
   return true;
 }
 
+struct Nothing {};
+using CallMemory = RecycledMemory<Nothing>;
+thread_local CallMemory callMemory;
+
 /* Thrown and caught here alone: a C structure cannot describe an argument. */
 struct Indescribable {};
 
@@ -123,6 +128,9 @@ class Call final : public DeviceCall {
     call_.kernel = &kernel;
     call_.stream = stream;
   }
+
+  static void *operator new(size_t bytes) { return callMemory.take(bytes); }
+  static void operator delete(void *memory) { CallMemory::give(memory, {}); }
 
   void describe(const OutputSpec &spec, c10::Device device, c10::ArrayRef<IValue> arguments) {
     auto *described = allocate<orArgument>(arguments.size());
