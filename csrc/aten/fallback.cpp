@@ -182,7 +182,7 @@ class Call {
    * Queues, writes and draws nothing. */
   Plan resolve() {
     const bool maps = canMap(device_.index());
-    const bool hasOwn = !maps && hasDeviceKernel(op_);
+    const bool hasOwn = hasDeviceKernel(op_);
     const bool mixedList = traits_.isForeach && scan_.has(ArgumentScan::kMixed);
     if (mixedList || (!hasOwn && runsOwnKernels(device_.index()) && isComposite())) {
       return {CallStrategy::kComposite};
@@ -193,7 +193,7 @@ class Call {
     if (recordsGradient_ || !(maps || hasOwn)) return {CallStrategy::kCopy};
     installCpuAllocator();
     Plan plan = predict();
-    if (!maps) chooseOwn(plan);
+    if (!maps || hasOwn) chooseOwn(plan, maps);
     return plan;
   }
 
@@ -203,13 +203,18 @@ class Call {
            (hasInferringKernel(op_) && !op_.hasKernelForDispatchKey(DispatchKey::CPU));
   }
 
-  /* For a device whose memory kernels do not reach. */
-  void chooseOwn(Plan &plan) {
+  /* Takes the device's own kernel if it accepts the call. Otherwise the CPU's kernel works on the
+   * device's memory, or on copies if that cannot be mapped. */
+  void chooseOwn(Plan &plan, bool maps) {
     if (plan.strategy == CallStrategy::kInfer) return;  // the out= form chooses
+    if (maps && traits_.draws && graphBeingCaptured(stream_) != nullptr) return;
     if (plan.strategy == CallStrategy::kQueue) {
       plan.call = DeviceCall::make(op_, traits_, *plan.spec, device_, stream_, arguments());
     }
-    plan.strategy = plan.call != nullptr ? CallStrategy::kDevice : CallStrategy::kCopy;
+    if (plan.call != nullptr)
+      plan.strategy = CallStrategy::kDevice;
+    else if (!maps)
+      plan.strategy = CallStrategy::kCopy;
   }
 
   /* Whether the results are known before the call runs. */

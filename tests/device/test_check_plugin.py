@@ -124,6 +124,7 @@ WITH_TORCH = """
 operators | operators.names | operators | PyTorch has no operator aten::reluu
 run wrong | operators.values | run | relu in float32: .* are not close
 run crashes | operators.values | run | died of SIGSEGV
+run mapped wrong | operators.values | run | relu in float32: .* are not close
 run wrong | training.loop | run | the losses are
 """
 WITH_TORCHCTS = """
@@ -159,18 +160,42 @@ def test_fault_fails_its_check(bad_plugin, monkeypatch, fault, name, function, t
     assert row.contract, row
 
 
+def test_own_kernels_are_used_beside_map(bad_plugin, run_ok):
+    """What they refuse takes the CPU's kernel, on the device's memory."""
+    program = """
+        import torch
+        from torch_openreg import _C
+
+        x = torch.randn(4, 5, device="openreg")
+        assert torch.equal(x.relu().cpu(), x.cpu().relu())
+        print(_C._own_kernels())
+        for refused in (x.t(), x.double()):
+            assert torch.equal(refused.relu().cpu(), refused.cpu().relu())
+        graph = torch.openreg.Graph()
+        with torch.openreg.graph(graph):
+            y = x.relu()
+        graph.replay()
+        assert torch.equal(y.cpu(), x.cpu().relu())
+        ways = torch.openreg.fallback_stats()["aten::relu"]
+        print({name: way["count"] for name, way in ways.items()})
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": bad_plugin, "BAD_PLUGIN": "run mapped"}, fresh=True)
+    assert out == "{'aten::relu'}\n{'asynchronous': 4, 'waited': 0, 'copying': 0}\n"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variant", "text"),
-    [
-        ("run mapped", "has `map`, so its 1 kernels are not used"),
-        ("run refuses", "and `accepts` of 1 kernels took none"),
-    ],
-)
-def test_kernels_that_never_run_are_not_ok(bad_plugin, monkeypatch, variant, text):
+@pytest.mark.parametrize("variant", ["run refuses", "run mapped refuses"])
+def test_kernels_that_never_run_are_not_ok(bad_plugin, monkeypatch, variant):
     monkeypatch.setenv("BAD_PLUGIN", variant)
     (row,) = command.run(bad_plugin, ["operators.values"], limit=100)
-    assert row.result == "skipped" and text in row.found, row
+    assert row.result == "skipped" and "and `accepts` of 1 kernels took none" in row.found, row
+
+
+def test_copies_side_by_side_are_not_called_one_queue(bad_plugin, monkeypatch):
+    """With this setting the plugin copies on the threads that run the streams."""
+    monkeypatch.setenv("BAD_PLUGIN", "copy here")
+    (row,) = command.run(bad_plugin, ["completion.streams"], limit=100)
+    assert (row.result, row.found) == ("ok", ""), row
 
 
 @pytest.mark.slow
