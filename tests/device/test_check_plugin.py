@@ -36,6 +36,8 @@ def shown(rows):
 def test_example_passes(plugins, variant):
     rows = command.run(str(plugins / variant), C_CHECKS, limit=100)
     assert shown(rows) == []
+    (streams,) = (row for row in rows if row.name == "completion.streams")
+    assert streams.found == "one queue: a copy waits for those of other streams"
     skipped = [row.name for row in rows if row.result == "skipped"]
     assert skipped == (["kernels.map"] if "nomap" in variant else [])
 

@@ -644,6 +644,29 @@ def completion_streams(c):
     caller.join()
     expect(in_time, "copies on another stream waited for the kernel of the first")
     same(done[0], sent, "copies on another stream", "copy")
+    return None if copies_overtake(c) else "one queue: a copy waits for those of other streams"
+
+
+def copies_overtake(c, rounds=10):
+    """Whether a short copy on one stream is over before a long one that has started on another.
+    Both copy to the host, where the long one shows how far it is."""
+    size = min(c.properties(0).total_memory // 8, 64 << 20)
+    long, short, source = c.stream(), c.stream(), c.alloc(size)
+    host, got = c.pinned(size), c.pinned(16)
+    places = [*range(0, size, max(1, size // 61)), size - 1]
+    c.set(source, 1, size)
+    for _ in range(rounds):
+        ctypes.memset(host, 0, size)
+        c.copy(at_address(host), source, size, long)
+        while not any(host[i] for i in places) and c.pending(long):
+            time.sleep(0)
+        c.copy(at_address(got), source, 16, short)
+        c.synchronize(short)
+        overtaken = not all(host[i] for i in places)
+        c.synchronize(long)
+        if overtaken:
+            return True
+    return False
 
 
 # ---- faults ----
