@@ -380,6 +380,19 @@ static Kernel formOf(const orOperatorCall *call, const PointwiseEntry *entry, co
   return same ? POINTWISE_F32 : POINTWISE_F;
 }
 
+/* The CPU computes in the operands' dtype, and converts what it got to that of the result. The form
+ * for integers has 64 bits, which differs where the operands have fewer. */
+static bool convertsIntegers(const PointwiseEntry *entry, const Pointwise *p,
+                             const Operands *operands) {
+  bool tensors = false;
+  for (int o = 1; o < operands->count; o++) {
+    if (operands->read[o]->kind == orArgumentFloat) return false;
+    if (p->dtype[o] >= 0 && isFloating((orDtype)p->dtype[o])) return false;
+    tensors |= p->dtype[o] >= 0;
+  }
+  return tensors && entry->exact && entry->op != COPY && isFloating((orDtype)p->dtype[0]);
+}
+
 static int acceptsPointwise(void *device, const orOperatorCall *call) {
   (void)device;
   const PointwiseEntry *entry = call->kernel->data;
@@ -387,6 +400,7 @@ static int acceptsPointwise(void *device, const orOperatorCall *call) {
   Operands operands;
   if (call->result_count != 1 || !readArguments(call, entry, &p, &operands)) return 0;
   if (!describe(&p, &operands, call->results)) return 0;
+  if (convertsIntegers(entry, &p, &operands)) return 0;
   Kernel form = formOf(call, entry, &p, &operands);
   /* An integer result of an operator without a form for integers. */
   return form == POINTWISE_L || entry->exact || isFloating(call->results->dtype) ||

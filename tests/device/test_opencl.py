@@ -191,6 +191,25 @@ for line in found:
     assert out == ""
 
 
+def test_integers_written_into_floats_are_the_cpus(on_opencl):
+    out = on_opencl(
+        """
+i = torch.tensor([2**30, 2**24 + 1], dtype=torch.int32)
+for function in (
+    lambda i, out: torch.mul(i, i, out=out),
+    lambda i, out: torch.eq(i, i + 1, out=out),
+    lambda i, out: torch.bitwise_and(i, 2**24 + 1, out=out),
+    lambda i, out: torch.div(i, 3, out=out),
+    lambda i, out: torch.mul(i, 0.1, out=out),
+    lambda i, out: out.copy_(i),
+):
+    there = function(i.to("openreg"), torch.zeros(2, device="openreg")).cpu()
+    torch.testing.assert_close(there, function(i, torch.zeros(2)))
+"""
+    )
+    assert out == ""
+
+
 def test_products_and_rows_have_the_cpus_values(on_opencl):
     out = on_opencl(
         VALUES
