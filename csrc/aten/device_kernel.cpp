@@ -6,6 +6,7 @@
 #include "device_kernel.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/Scalar.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -350,8 +351,11 @@ std::unique_ptr<DeviceCall> DeviceCall::make(const c10::OperatorHandle &op, cons
                                              const OutputSpec &spec, c10::Device device,
                                              orStream_t stream, c10::ArrayRef<IValue> arguments) {
   const orOperatorKernel *kernel = kernels().empty() ? nullptr : kernelOf(op);
+  // A kernel computes with integers in float32 where PyTorch would in another default dtype.
+  const bool inOther =
+      !spec.inDefaultDtype.empty() && c10::get_default_dtype_as_scalartype() != ScalarType::Float;
   EmptyOutputs outputs(spec, arguments);
-  if (kernel == nullptr || !outputs.resize()) return nullptr;
+  if (kernel == nullptr || inOther || !outputs.resize()) return nullptr;
   auto call = std::make_unique<Call>(op, traits, *kernel, stream);
   try {
     call->describe(spec, device, arguments);

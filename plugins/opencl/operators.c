@@ -458,6 +458,10 @@ static bool describeReduction(Reduction *r, const orOperatorCall *call) {
   const orOperatorTensor *from = tensorAt(call, 0), *to = call->results;
   if (!from || call->result_count != 1 || !fits(from) || !fits(to) || from->ndim > MOST_DIMS)
     return false;
+  /* With an empty list of dimensions `all` and `any` reduce none, and other operators all. */
+  const orArgument *dims = entry->dims ? &call->arguments[entry->dims] : NULL;
+  bool none = dims && dims->kind == orArgumentInts && dims->count == 0;
+  if (none && (entry->op == ALL || entry->op == ANY)) return false;
   uint32_t bits = reducedDims(call, entry, from->ndim);
   bool keeps = to->ndim == from->ndim;
   *r = (Reduction){.from_dtype = (int32_t)from->dtype,

@@ -210,6 +210,29 @@ for function in (
     assert out == ""
 
 
+def test_integers_are_compared_in_the_default_dtype(on_opencl):
+    out = on_opencl(
+        """
+i = torch.arange(4) + 2**24
+for dtype in (torch.float, torch.double, torch.float):
+    torch.set_default_dtype(dtype)
+    print((i.to("openreg") > 2**24 + 0.5).tolist() == (i > 2**24 + 0.5).tolist())
+"""
+    )
+    assert out == "True\n" * 3
+
+
+def test_no_dimensions_are_reduced_as_on_the_cpu(on_opencl):
+    out = on_opencl(
+        """
+x = torch.randn(2, 3) > 0
+for function in (torch.any, torch.all, torch.sum, torch.amax):
+    torch.testing.assert_close(function(x.to("openreg"), dim=[]).cpu(), function(x, dim=[]))
+"""
+    )
+    assert out == ""
+
+
 def test_products_and_rows_have_the_cpus_values(on_opencl):
     out = on_opencl(
         VALUES
