@@ -354,6 +354,9 @@ static bool describe(Pointwise *p, const Operands *operands, const orOperatorTen
     p->dtype[o] = (int32_t)t->dtype;
   }
   castCompared(p, operands);
+  /* The CPU has `alpha` in the result's dtype. */
+  bool half = result->dtype == orFloat16 || result->dtype == orBfloat16;
+  if (half && (p->op == ADD || p->op == SUB || p->op == RSUB)) p->x = rounded(p->x, result->dtype);
   return collapse(p, result, strides, OPERANDS);
 }
 

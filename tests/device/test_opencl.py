@@ -222,6 +222,18 @@ for dtype in (torch.float, torch.double, torch.float):
     assert out == "True\n" * 3
 
 
+def test_alpha_has_the_dtype_of_the_result(on_opencl):
+    """As on the CPU: 0.3 of float16 is 0.30005."""
+    out = on_opencl(
+        """
+a, b = torch.zeros(64, dtype=torch.half), torch.arange(64).half()
+there = torch.add(a.to("openreg"), b.to("openreg"), alpha=0.3)
+print(torch.equal(there.cpu(), a.add(b, alpha=0.3)))
+"""
+    )
+    assert out == "True\n"
+
+
 def test_no_dimensions_are_reduced_as_on_the_cpu(on_opencl):
     out = on_opencl(
         """
