@@ -22,9 +22,11 @@ import pytest_openreg
 import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# `make test-drivers`: the driver that all programs run on but those that are given another.
+# `make test-drivers`: the driver that all programs run on but those that are given another. It may
+# count fewer devices than the tests need.
 PLUGIN = os.environ.get("OPENREG_PLUGIN")
-LIMIT = 60 if PLUGIN else 600  # seconds; for a program that hangs, far above what any takes
+DRIVER = {"OPENREG_PLUGIN": PLUGIN, "OPENREG_DEVICE_COUNT": "2"} if PLUGIN else {}
+LIMIT = 150 if PLUGIN else 600  # seconds; for a program that hangs, far above what any takes
 
 
 # With OPENREG_SANITIZER=1 pytest_openreg watches every test; here that goes on after a report, and
@@ -38,7 +40,7 @@ _node = None  # the test that runs
 def _variables():
     """Of a program that is given none."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
-    variables = kept | ({"OPENREG_PLUGIN": PLUGIN} if PLUGIN else {})
+    variables = kept | DRIVER
     variables["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr when a profile starts and stops
     path = [os.path.join(HERE, "support"), HERE]
     path += filter(None, [variables.get("PYTHONPATH")])

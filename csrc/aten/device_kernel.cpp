@@ -6,6 +6,7 @@
 #include "device_kernel.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/Scalar.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -20,12 +21,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "../task/arguments.h"
 #include "../torch/check.h"
 #include "../torch/device.h"
 #include "../torch/sanitizer.h"
 #include "operator_accesses.h"
+#include "recycled_memory.h"
 
 namespace torch_openreg {
 
@@ -95,22 +99,45 @@ bool isDtype(const c10::Argument &argument) {
   return type->kind() == c10::TypeKind::ScalarTypeType;
 }
 
-/* Gives empty outputs their sizes, as a composite kernel's temporaries have none. False if the call
- * changes those of another tensor: a warning is due then. */
-bool resizeEmpty(const OutputSpec &spec, c10::ArrayRef<IValue> arguments) {
-  const auto output = [&](const Resize &r) -> const at::Tensor & {
-    return arguments[r.argument].toTensor();
-  };
-  for (const Resize &r : spec.resizes) {
-    if (output(r).numel() != 0) return false;
+/* Gives empty outputs their sizes, as a composite kernel's temporaries have none. Takes them back
+ * if the call is not made: the kernel that runs instead would warn of them. */
+class EmptyOutputs : Uncopyable {
+ public:
+  EmptyOutputs(const OutputSpec &spec, c10::ArrayRef<IValue> arguments)
+      : spec_(spec), arguments_(arguments) {}
+  ~EmptyOutputs() {
+    for (size_t i = 0; i < before_.size() && !kept_; ++i) {
+      impl(spec_.resizes[i])->set_sizes_and_strides(before_[i].first, before_[i].second);
+    }
   }
-  for (const Resize &r : spec.resizes) {
-    output(r).resize_(r.metadata.sizes());
-    output(r).unsafeGetTensorImpl()->set_sizes_and_strides(r.metadata.sizes(),
-                                                           r.metadata.strides());
+  /* False if the call changes the sizes of another tensor: a warning is due then. */
+  bool resize() {
+    for (const Resize &r : spec_.resizes) {
+      if (impl(r)->numel() != 0) return false;
+    }
+    for (const Resize &r : spec_.resizes) {
+      before_.emplace_back(impl(r)->sizes().vec(), impl(r)->strides().vec());
+      arguments_[r.argument].toTensor().resize_(r.metadata.sizes());
+      impl(r)->set_sizes_and_strides(r.metadata.sizes(), r.metadata.strides());
+    }
+    return true;
   }
-  return true;
-}
+  void keep() { kept_ = true; }
+
+ private:
+  c10::TensorImpl *impl(const Resize &r) const {
+    return arguments_[r.argument].toTensor().unsafeGetTensorImpl();
+  }
+
+  const OutputSpec &spec_;
+  const c10::ArrayRef<IValue> arguments_;
+  std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> before_;
+  bool kept_ = false;
+};
+
+struct Nothing {};
+using CallMemory = RecycledMemory<Nothing>;
+thread_local CallMemory callMemory;
 
 /* Thrown and caught here alone: a C structure cannot describe an argument. */
 struct Indescribable {};
@@ -123,6 +150,9 @@ class Call final : public DeviceCall {
     call_.kernel = &kernel;
     call_.stream = stream;
   }
+
+  static void *operator new(size_t bytes) { return callMemory.take(bytes); }
+  static void operator delete(void *memory) { CallMemory::give(memory, {}); }
 
   void describe(const OutputSpec &spec, c10::Device device, c10::ArrayRef<IValue> arguments) {
     auto *described = allocate<orArgument>(arguments.size());
@@ -147,6 +177,7 @@ class Call final : public DeviceCall {
     Results made = std::move(results_);
     if (sanitizerActive()) reportOperator(op_, call_.stream, arguments, made);
     traits_.counters->queued.fetch_add(1, std::memory_order_relaxed);
+    traits_.counters->own.fetch_add(1, std::memory_order_relaxed);
     int queued = 0;
     const orError_t error = orLaunchOperator(
         &call_, static_cast<DeviceCall *>(this),
@@ -320,7 +351,11 @@ std::unique_ptr<DeviceCall> DeviceCall::make(const c10::OperatorHandle &op, cons
                                              const OutputSpec &spec, c10::Device device,
                                              orStream_t stream, c10::ArrayRef<IValue> arguments) {
   const orOperatorKernel *kernel = kernels().empty() ? nullptr : kernelOf(op);
-  if (kernel == nullptr || !resizeEmpty(spec, arguments)) return nullptr;
+  // A kernel computes with integers in float32 where PyTorch would in another default dtype.
+  const bool inOther =
+      !spec.inDefaultDtype.empty() && c10::get_default_dtype_as_scalartype() != ScalarType::Float;
+  EmptyOutputs outputs(spec, arguments);
+  if (kernel == nullptr || inOther || !outputs.resize()) return nullptr;
   auto call = std::make_unique<Call>(op, traits, *kernel, stream);
   try {
     call->describe(spec, device, arguments);
@@ -328,6 +363,7 @@ std::unique_ptr<DeviceCall> DeviceCall::make(const c10::OperatorHandle &op, cons
     return nullptr;
   }
   if (!call->isAccepted()) return nullptr;
+  outputs.keep();
   return call;
 }
 

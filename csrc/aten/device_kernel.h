@@ -1,6 +1,5 @@
 /*
- * Calls of operators for which the device has kernels of its own (openreg_operator.h). They serve
- * devices whose memory the CPU's kernels cannot reach.
+ * Calls of operators for which the device has kernels of its own (openreg_operator.h).
  */
 #pragma once
 

@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -182,9 +183,10 @@ class Call {
    * Queues, writes and draws nothing. */
   Plan resolve() {
     const bool maps = canMap(device_.index());
-    const bool hasOwn = !maps && hasDeviceKernel(op_);
+    const bool hasOwn = hasDeviceKernel(op_);
     const bool mixedList = traits_.isForeach && scan_.has(ArgumentScan::kMixed);
-    if (mixedList || (!hasOwn && runsOwnKernels(device_.index()) && isComposite())) {
+    if (mixedList || (!maps && writesSharedMembers()) ||
+        (!hasOwn && runsOwnKernels(device_.index()) && isComposite())) {
       return {CallStrategy::kComposite};
     }
     prepare();
@@ -193,8 +195,26 @@ class Call {
     if (recordsGradient_ || !(maps || hasOwn)) return {CallStrategy::kCopy};
     installCpuAllocator();
     Plan plan = predict();
-    if (!maps) chooseOwn(plan);
+    if (!maps || hasOwn) chooseOwn(plan, maps);
     return plan;
+  }
+
+  /* A list is written, and two of the tensors share memory. Copies of them do not: the members have
+   * to be written one after the other. */
+  bool writesSharedMembers() const {
+    if (!traits_.isForeach) return false;
+    bool writes = false, shares = false;
+    std::unordered_map<const c10::StorageImpl *, const c10::TensorImpl *> owners;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      writes |= traits_.isWritten[i];
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        if (!tensor.defined() || !tensor.has_storage()) return;
+        const auto *impl = tensor.unsafeGetTensorImpl();
+        const auto added = owners.emplace(tensor.storage().unsafeGetStorageImpl(), impl);
+        shares |= added.first->second != impl;
+      });
+    }
+    return writes && shares;
   }
 
   /* PyTorch has a kernel for it that calls other operators. */
@@ -203,13 +223,18 @@ class Call {
            (hasInferringKernel(op_) && !op_.hasKernelForDispatchKey(DispatchKey::CPU));
   }
 
-  /* For a device whose memory kernels do not reach. */
-  void chooseOwn(Plan &plan) {
+  /* Takes the device's own kernel if it accepts the call. Otherwise the CPU's kernel works on the
+   * device's memory, or on copies if that cannot be mapped. */
+  void chooseOwn(Plan &plan, bool maps) {
     if (plan.strategy == CallStrategy::kInfer) return;  // the out= form chooses
+    if (maps && traits_.draws && graphBeingCaptured(stream_) != nullptr) return;
     if (plan.strategy == CallStrategy::kQueue) {
       plan.call = DeviceCall::make(op_, traits_, *plan.spec, device_, stream_, arguments());
     }
-    plan.strategy = plan.call != nullptr ? CallStrategy::kDevice : CallStrategy::kCopy;
+    if (plan.call != nullptr)
+      plan.strategy = CallStrategy::kDevice;
+    else if (!maps)
+      plan.strategy = CallStrategy::kCopy;
   }
 
   /* Whether the results are known before the call runs. */
@@ -228,17 +253,24 @@ class Call {
   }
 
   /* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before
-   * they draw. */
+   * they draw. A call on copies does so if the CPU's kernel refuses it. */
   void run(Plan plan) {
+    const bool copies = plan.strategy == CallStrategy::kCopy;
     try {
       runAs(std::move(plan));
     } catch (const c10::OutOfMemoryError &) {
-      for (const auto &[state, counter] : drawn_) state->giveBack(counter, 1);
+      giveDrawsBack();
+      throw;
+    } catch (...) {
+      if (copies) giveDrawsBack();
       throw;
     }
   }
 
  private:
+  void giveDrawsBack() {
+    for (const auto &[state, counter] : drawn_) state->giveBack(counter, 1);
+  }
   c10::ArrayRef<IValue> arguments() const {
     return c10::ArrayRef<IValue>(arguments_.data(), arguments_.size());
   }

@@ -95,12 +95,14 @@ bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
   if (spec == nullptr || !spec->usable) return false;
   const c10::Device device = scan.device();
   const orStream_t stream = currentStreamHandle(device.index());
-  if (C10_UNLIKELY(!canMap(device.index()))) {
-    auto call = DeviceCall::make(op, traits, *spec, device, stream, arguments);
-    if (call == nullptr) return false;
-    countWrites(traits, arguments);
-    results = DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
-    return true;
+  const bool maps = canMap(device.index());
+  if (C10_UNLIKELY(!maps || hasDeviceKernel(op))) {
+    if (auto call = DeviceCall::make(op, traits, *spec, device, stream, arguments)) {
+      countWrites(traits, arguments);
+      results = DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
+      return true;
+    }
+    if (!maps) return false;
   }
   countWrites(traits, arguments);
   queueOperator(op, traits, traits.name, key, std::move(spec), device, stream, arguments, results);

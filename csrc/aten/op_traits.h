@@ -27,6 +27,7 @@ inline bool isSameArgument(const c10::Argument &a, const c10::Argument &b) {
  * while its caller waited. */
 struct OpCounters {
   std::atomic<uint64_t> queued{0}, waited{0}, copied{0};
+  std::atomic<uint64_t> own{0};  // of the queued ones, those to a kernel of the device's own
   std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
 };
 

@@ -38,11 +38,21 @@ py::dict fallbackStats(bool reset) {
   return all;
 }
 
+/* The operators that have run by a kernel of the device's own. */
+py::set ownKernels() {
+  py::set names;
+  forEachOperator([&](const std::string &name, OpCounters &c) {
+    if (c.own != 0) names.add(name);
+  });
+  return names;
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   registerMakers();
   m.def("_register_operators", &registerOperators);
   m.def("_task_blocks", &taskBlocks);
   m.def("_fallback_stats", &fallbackStats);
+  m.def("_own_kernels", &ownKernels);
 });
 
 }  // namespace

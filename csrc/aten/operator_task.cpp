@@ -28,6 +28,7 @@
 #include "graph_node.h"
 #include "index_accesses.h"
 #include "operator_accesses.h"
+#include "recycled_memory.h"
 
 namespace torch_openreg {
 
@@ -41,68 +42,9 @@ using c10::StorageImpl;
 using c10::TensorImpl;
 using torch::jit::Stack;
 
-/* Reuses the memory of tasks. One thread makes a task and another destroys it, which is slow with
- * malloc.
- *
- * `dropped` has the memory of destroyed tasks. A thread takes the whole list into its own `taken_`,
- * so that no pop races with a push. The spec of a destroyed task is released when its memory is
- * used again, so that only threads that make tasks change its count of references. The list has at
- * most kMost entries, because a thread that ends returns its own, which other threads had to
- * replace by new ones. `keeps` misses entries that are added during a take. */
-class TaskMemory : Uncopyable {
- public:
-  ~TaskMemory() {
-    while (Free *free = pop()) give(free);
-  }
-
-  void *take(size_t bytes) {
-    if (taken_ == nullptr) {
-      taken_ = dropped.exchange(nullptr, std::memory_order_acquire);
-      keeps.store(0, std::memory_order_relaxed);
-    }
-    Free *free = pop();
-    if (free == nullptr) {
-      live.fetch_add(1, std::memory_order_relaxed);
-      return ::operator new(bytes);
-    }
-    free->~Free();
-    return free;
-  }
-  static void give(void *memory, std::shared_ptr<const OutputSpec> spec) {
-    give(new (memory) Free{nullptr, std::move(spec)});
-  }
-  static inline std::atomic<size_t> live{0};  // in use or kept
-
- private:
-  struct Free {
-    Free *next;
-    std::shared_ptr<const OutputSpec> spec;
-  };
-  static constexpr size_t kMost = 1024;  // as many as wait in a stream
-  static void give(Free *free) {
-    if (C10_UNLIKELY(keeps.load(std::memory_order_relaxed) >= kMost)) {
-      free->~Free();
-      ::operator delete(free);
-      live.fetch_sub(1, std::memory_order_relaxed);
-      return;
-    }
-    keeps.fetch_add(1, std::memory_order_relaxed);
-    free->next = dropped.load(std::memory_order_relaxed);
-    while (!dropped.compare_exchange_weak(free->next, free, std::memory_order_release,
-                                          std::memory_order_relaxed)) {
-    }
-  }
-  Free *pop() {
-    Free *first = taken_;
-    if (first == nullptr) return nullptr;
-    taken_ = first->next;
-    __builtin_prefetch(taken_);  // another thread wrote it
-    return first;
-  }
-  static inline std::atomic<Free *> dropped{nullptr};
-  static inline std::atomic<size_t> keeps{0};  // in the list
-  Free *taken_ = nullptr;
-};
+/* The spec of a destroyed task is released when its memory is used again, so that only threads that
+ * make tasks change its count of references. */
+using TaskMemory = RecycledMemory<std::shared_ptr<const OutputSpec>>;
 thread_local TaskMemory taskMemory;
 
 IValue withCpuAsDevice(const IValue &value) {

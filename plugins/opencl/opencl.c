@@ -390,6 +390,12 @@ static cl_uint findDevices(cl_device_id *found) {
   return count > OPENREG_MAX_DEVICES ? OPENREG_MAX_DEVICES : count;
 }
 
+static orError_t countDevices(int *count) {
+  cl_device_id found[OPENREG_MAX_DEVICES];
+  *count = (int)findDevices(found);
+  return orSuccess;
+}
+
 static size_t memoryOf(cl_device_id id) {
   cl_ulong bytes = 0;
   clGetDeviceInfo(id, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof bytes, &bytes, NULL);
@@ -435,6 +441,7 @@ static orDeviceFactory factory = {
     .properties = properties,
     .reset = reset,
     .shutdown = shutdown,
+    .count_devices = countDevices,
 };
 
 OR_API orError_t orPluginInit(void) {

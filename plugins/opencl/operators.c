@@ -354,6 +354,9 @@ static bool describe(Pointwise *p, const Operands *operands, const orOperatorTen
     p->dtype[o] = (int32_t)t->dtype;
   }
   castCompared(p, operands);
+  /* The CPU has `alpha` in the result's dtype. */
+  bool half = result->dtype == orFloat16 || result->dtype == orBfloat16;
+  if (half && (p->op == ADD || p->op == SUB || p->op == RSUB)) p->x = rounded(p->x, result->dtype);
   return collapse(p, result, strides, OPERANDS);
 }
 
@@ -380,6 +383,19 @@ static Kernel formOf(const orOperatorCall *call, const PointwiseEntry *entry, co
   return same ? POINTWISE_F32 : POINTWISE_F;
 }
 
+/* The CPU computes in the operands' dtype, and converts what it got to that of the result. The form
+ * for integers has 64 bits, which differs where the operands have fewer. */
+static bool convertsIntegers(const PointwiseEntry *entry, const Pointwise *p,
+                             const Operands *operands) {
+  bool tensors = false;
+  for (int o = 1; o < operands->count; o++) {
+    if (operands->read[o]->kind == orArgumentFloat) return false;
+    if (p->dtype[o] >= 0 && isFloating((orDtype)p->dtype[o])) return false;
+    tensors |= p->dtype[o] >= 0;
+  }
+  return tensors && entry->exact && entry->op != COPY && isFloating((orDtype)p->dtype[0]);
+}
+
 static int acceptsPointwise(void *device, const orOperatorCall *call) {
   (void)device;
   const PointwiseEntry *entry = call->kernel->data;
@@ -387,6 +403,7 @@ static int acceptsPointwise(void *device, const orOperatorCall *call) {
   Operands operands;
   if (call->result_count != 1 || !readArguments(call, entry, &p, &operands)) return 0;
   if (!describe(&p, &operands, call->results)) return 0;
+  if (convertsIntegers(entry, &p, &operands)) return 0;
   Kernel form = formOf(call, entry, &p, &operands);
   /* An integer result of an operator without a form for integers. */
   return form == POINTWISE_L || entry->exact || isFloating(call->results->dtype) ||
@@ -444,6 +461,10 @@ static bool describeReduction(Reduction *r, const orOperatorCall *call) {
   const orOperatorTensor *from = tensorAt(call, 0), *to = call->results;
   if (!from || call->result_count != 1 || !fits(from) || !fits(to) || from->ndim > MOST_DIMS)
     return false;
+  /* With an empty list of dimensions `all` and `any` reduce none, and other operators all. */
+  const orArgument *dims = entry->dims ? &call->arguments[entry->dims] : NULL;
+  bool none = dims && dims->kind == orArgumentInts && dims->count == 0;
+  if (none && (entry->op == ALL || entry->op == ANY)) return false;
   uint32_t bits = reducedDims(call, entry, from->ndim);
   bool keeps = to->ndim == from->ndim;
   *r = (Reduction){.from_dtype = (int32_t)from->dtype,

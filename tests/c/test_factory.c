@@ -226,6 +226,115 @@ TEST(factory_counts_by_configuration) {
   byName("/job:test/cpu:1");
 }
 
+static int counted;
+static orError_t countError;
+
+static orError_t countCards(int *count) {
+  orSetting setting = {.size = sizeof setting};
+  if (countError)
+    return countError == orErrorInvalidValue ? orGetSetting(-77, &setting) : countError;
+  *count = counted;
+  return orSuccess;
+}
+
+static orDeviceFactory countingFactory(void) {
+  orDeviceFactory f = otherFactory;
+  f.count_devices = countCards;
+  return f;
+}
+
+static void makeCounted(void) {
+  orDeviceFactory f = countingFactory();
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &f));
+  ASSERT_EQ(countDevices(), counted);
+}
+
+TEST(factory_counts_its_devices) {
+  static const int counts[] = {0, 1, OPENREG_MAX_DEVICES};
+  clearSettings();
+  for (int i = 0; i < 3; i++) {
+    counted = counts[i];
+    ASSERT_FORK_OK(makeCounted);
+  }
+}
+
+/* A call would fail. */
+static void registerUncounted(orDeviceFactory *f) {
+  *f = countingFactory();
+  countError = orErrorNotSupported;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, f));
+}
+
+TEST(factory_does_not_count_what_is_configured) {
+  orDeviceFactory f;
+  orDeviceCount counts[] = {{"openreg", 3}};
+  orDeviceConfig config = configOf(counts, 1);
+  registerUncounted(&f);
+  ASSERT_OK(orAddDevices(&config, NULL));
+  ASSERT_EQ(countDevices(), 3);
+}
+
+TEST(factory_does_not_count_what_the_environment_sets) {
+  orDeviceFactory f;
+  setenv("OPENREG_DEVICE_COUNT", "2", 1);
+  registerUncounted(&f);
+  ASSERT_EQ(countDevices(), 2);
+}
+
+TEST(factory_of_another_type_or_a_lower_priority_does_not_count) {
+  orDeviceFactory f = countingFactory(), g = f;
+  clearSettings();
+  counted = 5;
+  ASSERT_OK(orRegisterDeviceFactory("npu", 9, &f));
+  ASSERT_OK(orRegisterDeviceFactory("openreg", -9, &g));
+  ASSERT_OK(orAddDevices(NULL, NULL));
+  ASSERT_EQ(countDevices(), 2);
+  ASSERT_STR(asked, "other:1 ");
+}
+
+static orError_t leaveCount(int *count) {
+  (void)count;
+  return orSuccess;
+}
+
+TEST(factory_counts_wrongly) {
+  int count = -1;
+  orDeviceFactory f = countingFactory(), silent = f;
+  clearSettings();
+  silent.count_devices = leaveCount;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &f));
+  counted = OPENREG_MAX_DEVICES + 1;
+  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorInvalidValue,
+                 "'test other' counts 65 devices: 0 to 64 are allowed");
+  ASSERT_EQ(count, 0);
+  counted = -3;
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorInvalidValue, "counts -3 devices");
+  countError = orErrorNotSupported;
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorNotSupported,
+                 "'test other' cannot count its devices: not supported");
+  countError = orErrorInvalidValue;
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorInvalidValue, "-77");
+  countError = (orError_t)999;
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorSystem, "count_devices of the device factory");
+  ASSERT_EQ(atomic_load(&creations), 0);
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &silent));
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorInvalidValue, "counts -1 devices");
+  ASSERT_OK(orUnregisterDeviceFactory("openreg", &silent));
+  countError = orSuccess, counted = 1; /* it can be put right */
+  ASSERT_OK(orAddDevices(NULL, NULL));
+  ASSERT_EQ(countDevices(), 1);
+}
+
+/* A plugin that was built before the function existed has the default number. */
+TEST(factory_of_an_older_header_counts_no_devices) {
+  orDeviceFactory f = countingFactory();
+  clearSettings();
+  f.size = offsetof(orDeviceFactory, count_devices);
+  counted = 5;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &f));
+  ASSERT_EQ(countDevices(), 2);
+}
+
 TEST(factory_bad_configuration) {
   struct {
     orDeviceCount counts[2];

@@ -455,6 +455,7 @@ enum { OPENCL_LIMIT = 300 };
 
 static void useOpencl(void) {
   if (!hasPlugin("libopencl.so")) SKIP("the driver is built where OpenCL is, for two builds");
+  setenv("OPENREG_DEVICE_COUNT", "2", 1); /* which share the hardware */
   useVendor("libopencl.so");
 }
 

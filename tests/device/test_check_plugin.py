@@ -36,6 +36,8 @@ def shown(rows):
 def test_example_passes(plugins, variant):
     rows = command.run(str(plugins / variant), C_CHECKS, limit=100)
     assert shown(rows) == []
+    (streams,) = (row for row in rows if row.name == "completion.streams")
+    assert streams.found == "one queue: a copy waits for those of other streams"
     skipped = [row.name for row in rows if row.result == "skipped"]
     assert skipped == (["kernels.map"] if "nomap" in variant else [])
 
@@ -45,6 +47,7 @@ def test_example_passes(plugins, variant):
 FAULTS = """
 without copy | load.factory | orPluginInit | must have copy
 create error 1 | load.factory | create_devices | cannot make 2 devices .*DEVICE_COUNT sets
+count gives 65 | load.count | count_devices | 'bad plugin' counts 65 devices: 0 to 64 are allowed
 properties error 2 | load.devices | properties | properties of .*: invalid argument
 alloc unaligned | memory.addresses | alloc | 0 past a multiple of 16
 alloc same | memory.addresses | alloc | which overlaps memory that is allocated
@@ -66,6 +69,9 @@ without name | load.factory | orPluginInit | has no name
 version | load.factory | orPluginInit | ABI version 999, this library has 2
 nothing | load.factory | orPluginInit | registered no device factory
 type | load.factory | orPluginInit | none serves 'openreg'
+count gives -1 | load.count | count_devices | counts -1 devices
+count error 1 | load.count | count_devices | cannot count its devices: invalid argument
+count code 1 | load.count | count_devices | returned 999 .*not among its results
 create code 1 | load.factory | create_devices | cannot make 2 devices .* 999
 create forgets | load.devices | create_devices | memory_limit of device 0 is 0 bytes
 properties text | load.devices | properties | model of device 0 is
@@ -120,6 +126,7 @@ WITH_TORCH = """
 operators | operators.names | operators | PyTorch has no operator aten::reluu
 run wrong | operators.values | run | relu in float32: .* are not close
 run crashes | operators.values | run | died of SIGSEGV
+run mapped wrong | operators.values | run | relu in float32: .* are not close
 run wrong | training.loop | run | the losses are
 """
 WITH_TORCHCTS = """
@@ -155,18 +162,42 @@ def test_fault_fails_its_check(bad_plugin, monkeypatch, fault, name, function, t
     assert row.contract, row
 
 
+def test_own_kernels_are_used_beside_map(bad_plugin, run_ok):
+    """What they refuse takes the CPU's kernel, on the device's memory."""
+    program = """
+        import torch
+        from torch_openreg import _C
+
+        x = torch.randn(4, 5, device="openreg")
+        assert torch.equal(x.relu().cpu(), x.cpu().relu())
+        print(_C._own_kernels())
+        for refused in (x.t(), x.double()):
+            assert torch.equal(refused.relu().cpu(), refused.cpu().relu())
+        graph = torch.openreg.Graph()
+        with torch.openreg.graph(graph):
+            y = x.relu()
+        graph.replay()
+        assert torch.equal(y.cpu(), x.cpu().relu())
+        ways = torch.openreg.fallback_stats()["aten::relu"]
+        print({name: way["count"] for name, way in ways.items()})
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": bad_plugin, "BAD_PLUGIN": "run mapped"}, fresh=True)
+    assert out == "{'aten::relu'}\n{'asynchronous': 4, 'waited': 0, 'copying': 0}\n"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variant", "text"),
-    [
-        ("run mapped", "has `map`, so its 1 kernels are not used"),
-        ("run refuses", "and `accepts` of 1 kernels took none"),
-    ],
-)
-def test_kernels_that_never_run_are_not_ok(bad_plugin, monkeypatch, variant, text):
+@pytest.mark.parametrize("variant", ["run refuses", "run mapped refuses"])
+def test_kernels_that_never_run_are_not_ok(bad_plugin, monkeypatch, variant):
     monkeypatch.setenv("BAD_PLUGIN", variant)
     (row,) = command.run(bad_plugin, ["operators.values"], limit=100)
-    assert row.result == "skipped" and text in row.found, row
+    assert row.result == "skipped" and "and `accepts` of 1 kernels took none" in row.found, row
+
+
+def test_copies_side_by_side_are_not_called_one_queue(bad_plugin, monkeypatch):
+    """With this setting the plugin copies on the threads that run the streams."""
+    monkeypatch.setenv("BAD_PLUGIN", "copy here")
+    (row,) = command.run(bad_plugin, ["completion.streams"], limit=100)
+    assert (row.result, row.found) == ("ok", ""), row
 
 
 @pytest.mark.slow

@@ -191,6 +191,60 @@ for line in found:
     assert out == ""
 
 
+def test_integers_written_into_floats_are_the_cpus(on_opencl):
+    out = on_opencl(
+        """
+i = torch.tensor([2**30, 2**24 + 1], dtype=torch.int32)
+for function in (
+    lambda i, out: torch.mul(i, i, out=out),
+    lambda i, out: torch.eq(i, i + 1, out=out),
+    lambda i, out: torch.bitwise_and(i, 2**24 + 1, out=out),
+    lambda i, out: torch.div(i, 3, out=out),
+    lambda i, out: torch.mul(i, 0.1, out=out),
+    lambda i, out: out.copy_(i),
+):
+    there = function(i.to("openreg"), torch.zeros(2, device="openreg")).cpu()
+    torch.testing.assert_close(there, function(i, torch.zeros(2)))
+"""
+    )
+    assert out == ""
+
+
+def test_integers_are_compared_in_the_default_dtype(on_opencl):
+    out = on_opencl(
+        """
+i = torch.arange(4) + 2**24
+for dtype in (torch.float, torch.double, torch.float):
+    torch.set_default_dtype(dtype)
+    print((i.to("openreg") > 2**24 + 0.5).tolist() == (i > 2**24 + 0.5).tolist())
+"""
+    )
+    assert out == "True\n" * 3
+
+
+def test_alpha_has_the_dtype_of_the_result(on_opencl):
+    """As on the CPU: 0.3 of float16 is 0.30005."""
+    out = on_opencl(
+        """
+a, b = torch.zeros(64, dtype=torch.half), torch.arange(64).half()
+there = torch.add(a.to("openreg"), b.to("openreg"), alpha=0.3)
+print(torch.equal(there.cpu(), a.add(b, alpha=0.3)))
+"""
+    )
+    assert out == "True\n"
+
+
+def test_no_dimensions_are_reduced_as_on_the_cpu(on_opencl):
+    out = on_opencl(
+        """
+x = torch.randn(2, 3) > 0
+for function in (torch.any, torch.all, torch.sum, torch.amax):
+    torch.testing.assert_close(function(x.to("openreg"), dim=[]).cpu(), function(x, dim=[]))
+"""
+    )
+    assert out == ""
+
+
 def test_products_and_rows_have_the_cpus_values(on_opencl):
     out = on_opencl(
         VALUES

@@ -23,6 +23,82 @@ WAITS = Declared(
 COPIES = (
     WAITS,
     Declared(
+        "*",
+        "an operator that the driver has no kernel for waits, which a capture refuses",
+        error="orErrorStreamCapture(Unsupported|Invalidated)",
+    ),
+    Declared(
+        "memory/test_host.py::test_large_call_that_waits_runs_on_a_lane "
+        "memory/test_host.py::test_call_behind_a_gate_runs_on_a_lane",
+        "an operator that the driver has no kernel for runs on the calling thread",
+        error=r"assert \[\]",
+    ),
+    Declared(
+        "memory/test_memory.py::test_result_larger_than_the_device_is_out_of_memory*",
+        "an operator that the driver has no kernel for makes its result in host memory first",
+        error="DefaultCPUAllocator: can't allocate memory",
+    ),
+    Declared(
+        "graphs/test_graphs.py::test_kernel_of_a_graph_warns_once",
+        "a tensor whose elements share memory cannot be written from a copy",
+        error="more than one element of the written-to tensor refers to a single memory location",
+    ),
+    Declared(
+        "operators/test_custom_ops.py::*",
+        "a kernel in C++ that maps its memory is refused, because the memory cannot be mapped",
+        error="relu2 on openreg:",
+    ),
+    Declared(
+        "operators/test_argument_errors.py::test_overlapping_list_is_distinguished_from_a_*",
+        "copies of tensors share no memory, so the CPU's kernel finds no overlap",
+        error="unsupported operation: some elements of the input tensor",
+    ),
+    Declared(
+        "operators/test_argument_errors.py::test_refused_list_is_not_counted_as_written",
+        "the writes of a list are counted before the kernel of a member refuses it",
+        error=r"\[1, 0\] == \[0, 0\]|\[1, 1\] == \[0, 0\]",
+    ),
+    Declared(
+        "operators/test_composites.py::*",
+        "a copy of what an operator writes without a declaration is not copied back",
+        error=r"Mismatched elements: 8 / 16 \(50.0%\)",
+    ),
+    Declared(
+        "operators/test_fallback.py::test_fallback_stats_* "
+        "operators/test_sparse.py::test_sparse_kernels_wait_and_warn",
+        "a call on copies is counted as copying, and one of a driver's kernel before it has run",
+        error="'copying': 1|'asynchronous': 0} != |conds': 0.0}}} == {}",
+    ),
+    Declared(
+        "operators/test_nested.py::test_nested_*",
+        "a view of a nested tensor is a copy, which inference mode and transposed ones refuse",
+        to_mend=True,
+        error="Cannot set version_counter for inference tensor|must be contiguous to get buffer",
+    ),
+    Declared(
+        "operators/test_results.py::*",
+        "a result that is copied to the device has strides of its own, and no conj bit",
+        error=r"assert got\.(stride|is_conj)\(\)",
+    ),
+    Declared(
+        "operators/test_sparse.py::test_sparse_operator_has_the_cpus_gradients*",
+        "a sparse tensor that is copied loses the mark that it is coalesced",
+        to_mend=True,
+        error="result.is_coalesced",
+    ),
+    Declared(
+        "operators/test_tensor.py::test_complex_half_warns_as_on_the_cpu*",
+        "the copy of a tensor of complex halves is one more, and PyTorch warns of it too",
+        error="2 = len",
+    ),
+    Declared(
+        "operators/test_view_programs.py::test_random_view_programs_are_the_cpus*",
+        "copied results have strides of their own, and tensors whose elements share memory cannot "
+        "be written from a copy; the driver's kernels round in another way",
+        error="OPENREG_VIEW_PROGRAMS_SEED=",
+        always=False,
+    ),
+    Declared(
         "streams/test_async.py::test_repeat_interleave_reports_*",
         "an operator that the driver has no kernel for reports its error at the call",
         error="allocated size does not match required size",
@@ -38,7 +114,83 @@ COPIES = (
         error="assert False == not False",
     ),
 )
+LATE = "the error of a driver's kernel has a text, and no type of Python's"
+FORMULA = "attention takes the formula of its operators, with other strides and more memory"
+INDICES = "indices on the device are not read, so an access by them counts as one of all rows"
 OPENCL = (
+    Declared("*", LATE, error=r"orErrorLaunchFailure: \w+ on \w+:\d failed: index \d+ is out of"),
+    Declared(
+        "operators/test_attention.py::*",
+        FORMULA,
+        error=r"assert got.stride\(\)|assert len\(got\)|max_memory_allocated",
+    ),
+    Declared(
+        "operators/test_foreach.py::*",
+        "PyTorch's kernel for a list calls one operator for each member, and takes numbers on the "
+        "CPU, as CUDA's does",
+        error=r"Expected scalars to be on CPU|<class 'RuntimeError'> ==|\[3.0, 3.0, 3.0\]",
+    ),
+    Declared(
+        "operators/test_foreach.py::test_foreach_operator_has_the_cpus_values_or_errors[rsqrt*",
+        "the driver rounds a root of half precision once, and the CPU twice",
+        error="Tensor-likes are not close",
+    ),
+    Declared(
+        "operators/test_modes.py::test_dispatch_mode_sees_what_the_cpu_runs",
+        "PyTorch makes other operators of those that the driver has no kernel for",
+        error="assert got == expected",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_late.py::* sanitizer/test_sanitizer_reports.py::*",
+        INDICES + ", and an operator on copies waits, which orders it",
+        error=r"possible race|They may touch|'race'|Report\(number|not enough values to unpack",
+    ),
+    Declared(
+        "sanitizer/test_catalogue.py::test_catalogue_bug_is_reported_as_its_row_has_it*",
+        "an operator on copies waits, which orders what the bug leaves without order",
+        error=r"assert \(False in ",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_waits.py::*",
+        "an operator on copies waits, which orders the host's thread",
+        error="assert False|nothing was reported",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_late.py::test_late_race_of_a_program_is_found_at_its_end*",
+        INDICES,
+        error="by copy_, index_select",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_modes.py::test_refused_operator_leaves_no_access_behind",
+        "PyTorch's kernel for a list has called operators for the members before the refused one",
+        error="writes b .add_.",
+    ),
+    Declared(
+        "schedules/test_schedules.py::test_schedule_setting_decides_for_a_process "
+        "schedules/test_schedules.py::test_schedules_nest_and_end",
+        "an early schedule starts a task at once, and the driver finishes it later",
+        error=r"5.0, 0.0|assert early\(\)",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_fresh.py::test_initcheck_reports_*",
+        "a copy to the host reads a whole tensor, also what is unwritten there and not asked for",
+        error=r"'aten::copy_'|assert 0 >= 1",
+    ),
+    Declared(
+        "sanitizer/test_sanitizer_host.py::test_host_access_in_mode_warn_goes_on*float64*",
+        "the operator works on copies, and has finished before the access",
+        error="not enough values to unpack",
+    ),
+    Declared(
+        "*",
+        "the driver's kernel would draw the same numbers at each replay, so a capture refuses it",
+        error="draws random numbers and cannot be captured",
+    ),
+    Declared(
+        "graphs/test_graphs.py::test_profile_of_a_replay_names_its_kernels",
+        "a task has the name of the driver's kernel, which may be another form of the operator",
+        error="aten::mul.out",
+    ),
     Declared(
         "streams/test_async.py::test_large_matmul_* streams/test_streams.py::test_large_matmul_*",
         "the driver's kernel adds up products in another order than the CPU's",
@@ -55,11 +207,37 @@ OPENCL = (
     ),
 )
 
+NO_KERNELS = (
+    Declared(
+        "operators/test_modes.py::test_anomaly_mode_leaves_a_queued_kernels_error",
+        "an operator on copies reports its error at the call",
+        error="IndexError: index out of range in self",
+    ),
+    Declared(
+        "operators/test_native_functions.py::test_entry_is_still_forced_by_pytorch*",
+        "an operator on copies is no task, and the test counts tasks",
+        error=r"assert NEEDED\[name\]\(\)",
+    ),
+    Declared(
+        "operators/test_nn.py::test_net_has_the_cpus_outputs_and_gradients*",
+        "a result that is copied to the device has strides of its own",
+        error=r"assert got\.stride\(\)",
+    ),
+    Declared(
+        "operators/test_fallback.py::test_wide_lane_alone_uses_several_threads",
+        "an operator on copies waits, behind a gate that the same program opens later",
+        error="timed out after",
+    ),
+    Declared(
+        "graphs/test_graph_mistakes.py::test_graph_mistake_is_shown*",
+        "the driver has kernels for no operator, so a capture is refused before the mistake",
+    ),
+)
+
 # {the library's name, without `lib` and `.so`: entries}
 DECLARED = {
     "vendor": (NO_SHARING,),
-    # Of the next two, the tests of streams alone were run on `opencl`.
-    "vendor_nomap": (NO_SHARING, *COPIES),
+    "vendor_nomap": (NO_SHARING, *COPIES, *NO_KERNELS),
     "opencl": (NO_SHARING, *COPIES, *OPENCL),
 }
 

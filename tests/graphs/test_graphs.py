@@ -817,10 +817,10 @@ def test_replays_in_flight_outlive_the_graph():
 
 def test_threads_capture_at_once():
     def program(number, results, barrier):
-        x = torch.zeros(100, device=DEVICE)
         side = torch.openreg.Stream()
         graph = torch.openreg.Graph()
         with torch.openreg.stream(side):
+            x = torch.zeros(100, device=DEVICE)
             for _ in range(20):
                 barrier.wait()
                 graph.capture_begin()

@@ -326,9 +326,21 @@ def test_foreach_works_on_a_device_that_kernels_cannot_reach(plugins, library, r
         xs = [torch.ones(3, device="openreg"), torch.ones(2, device="openreg")]
         torch._foreach_add_(xs, [x * 2 for x in xs], alpha=2)
         print([x.tolist() for x in torch._foreach_sqrt(torch._foreach_sub(xs, 1))])
+        x = torch.arange(4.0, device="openreg")
+        torch._foreach_add_([x[:2], x[2:], x[:2]], [x[2:], x[:2], x[2:]])
+        print(x.tolist())
+        torch.manual_seed(3)
+        expected = torch.rand(4, device="openreg")
+        torch.manual_seed(3)
+        try:
+            x.bernoulli_(2.0)
+        except RuntimeError:
+            print(torch.equal(torch.rand(4, device="openreg"), expected))
     """
     out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / library)})
-    assert out == "[[2.0, 2.0, 2.0], [2.0, 2.0]]\n"
+    x = torch.arange(4.0)
+    torch._foreach_add_([x[:2], x[2:], x[:2]], [x[2:], x[:2], x[2:]])
+    assert out == f"[[2.0, 2.0, 2.0], [2.0, 2.0]]\n{x.tolist()}\nTrue\n"
 
 
 # ---- Versions, by which autograd knows what was changed ----

@@ -553,6 +553,7 @@ def test_sparse_works_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
         print((y @ y).device, y.mul_(2).values().tolist())
         q = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
         print(q.device, q.int_repr().tolist(), (q.relu_() if q.is_quantized else 0).dequantize())
+        print(q.resize_(1).int_repr().tolist(), q.resize_(0).resize_(2, 3).fill_(1).dequantize()[1])
         for function in (lambda: x.cumsum(0), lambda: torch.ops.made.up(values)):
             try:
                 function()
@@ -568,6 +569,7 @@ def test_sparse_works_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
         "4",
         "openreg:0 [2.0, 8.0, 12.0, 2.0]",
         "openreg:0 [4, 6] tensor([2., 3.], device='openreg:0')",
+        "[4] tensor([1., 1., 1.], device='openreg:0')",
         "Could not run aten::cumsum",
         "Could not run made::up",
         "{'asynchronous': 0, 'waited': 0, 'copying': 2}",

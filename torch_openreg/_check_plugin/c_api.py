@@ -248,8 +248,13 @@ class Api:
 
 # What a failure's text names -> the function of the table.
 _NAMES = (
-    (r"\b(alloc|free|alloc_host|free_host|map|reset|properties) of the device factory", None),
+    (
+        r"\b(alloc|free|alloc_host|free_host|map|reset|properties|count_devices) of the device "
+        r"factory",
+        None,
+    ),
     (r"\bcannot make \d+ devices", "create_devices"),
+    (r"\bcounts -?\d+ devices|\bcannot count its devices", "count_devices"),
     (r"\b(Memcpy \w+|copy \w+)\b", "copy"),
     (r"\bMemset\b", "set"),
     (r"\baten::", "run"),

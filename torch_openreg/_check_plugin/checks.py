@@ -12,6 +12,7 @@ from .c_api import DEVICE_LOST, LAUNCH_FAILURE, OUT_OF_MEMORY, SUCCESS, Api, Ref
 # Sentences of openreg.h, openreg_operator.h and docs/vendor/check.md.
 INIT = "It registers the plugin's factories."
 CREATE = "Fills `count` descriptions."
+COUNT = "The number of devices, 0 to OPENREG_MAX_DEVICES."
 PROPERTIES = "Fills `model`, `major` and `minor`. Called on any thread, inside a task too."
 ADDRESSES = (
     "Addresses are unique in the process. The address of `alloc` is not null and a multiple of 16, "
@@ -65,7 +66,7 @@ class Check:
 
 def check(name, function, contract, devices=2, torch=False):
     """Registers a check: the function of the table and the sentence that it is about; how many
-    devices it needs; whether it needs PyTorch."""
+    devices it needs, or None for the driver's own number; whether it needs PyTorch."""
 
     def register(run):
         CHECKS[name] = Check(run, name, function, contract, devices, torch)
@@ -155,6 +156,16 @@ def load_devices(c):
 def load_alone(c):
     """one device works without the second"""
     works(c)
+
+
+@check("load.count", "count_devices", COUNT, devices=None)
+def load_count(c):
+    """without OPENREG_DEVICE_COUNT there are as many devices as the driver counts, or two"""
+    count = c.device_count()
+    if not count:
+        raise Skipped("the driver counts no device")
+    works(c, count - 1)
+    return f"{count} devices" if count > 1 else "1 device"
 
 
 # ---- memory ----
@@ -633,6 +644,29 @@ def completion_streams(c):
     caller.join()
     expect(in_time, "copies on another stream waited for the kernel of the first")
     same(done[0], sent, "copies on another stream", "copy")
+    return None if copies_overtake(c) else "one queue: a copy waits for those of other streams"
+
+
+def copies_overtake(c, rounds=10):
+    """Whether a short copy on one stream is over before a long one that has started on another.
+    Both copy to the host, where the long one shows how far it is."""
+    size = min(c.properties(0).total_memory // 8, 64 << 20)
+    long, short, source = c.stream(), c.stream(), c.alloc(size)
+    host, got = c.pinned(size), c.pinned(16)
+    places = [*range(0, size, max(1, size // 61)), size - 1]
+    c.set(source, 1, size)
+    for _ in range(rounds):
+        ctypes.memset(host, 0, size)
+        c.copy(at_address(host), source, size, long)
+        while not any(host[i] for i in places) and c.pending(long):
+            time.sleep(0)
+        c.copy(at_address(got), source, 16, short)
+        c.synchronize(short)
+        overtaken = not all(host[i] for i in places)
+        c.synchronize(long)
+        if overtaken:
+            return True
+    return False
 
 
 # ---- faults ----

@@ -43,7 +43,7 @@ def _environment(check, library, limit, behind):
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")])),
         "OPENREG_PLUGIN": os.path.abspath(library),
-        "OPENREG_DEVICE_COUNT": str(check.devices),
+        **({"OPENREG_DEVICE_COUNT": str(check.devices)} if check.devices else {}),
         "OPENREG_WATCHDOG_S": str(max(1, int(limit / 4))),
         "CHECK_PLUGIN_LIMIT": str(limit),
         "CHECK_PLUGIN_BEHIND": str(behind),

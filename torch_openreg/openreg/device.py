@@ -284,7 +284,8 @@ def configure(device_count, name_prefix=""):
 
     Args:
         device_count: a dictionary from device type to number, 0 to 64. A type that is not named
-            keeps its default: one "CPU", ``OPENREG_DEVICE_COUNT`` of "openreg".
+            keeps its default: one "CPU", and of "openreg" ``OPENREG_DEVICE_COUNT``, or if that is
+            not set what the plugin counts, or two.
         name_prefix: the start of the names; the devices are then ``<prefix>/openreg:0`` and so on.
 
     Raises RuntimeError if the devices exist already (any use of a device creates them, and a query

@@ -284,8 +284,8 @@ void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
 bool copyOnDevice(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   static const c10::OperatorHandle op =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  if (dst.device() != src.device() || !hasDeviceKernel(op)) return false;
   const OpTraits &traits = opTraits(op);
-  if (!hasDeviceKernel(op)) return false;
   at::assert_no_internal_overlap(dst);
   static const auto spec = writtenOutputs(traits);
   const std::array<c10::IValue, 3> arguments{dst, src, nonBlocking};
@@ -308,11 +308,12 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     case CopyStrategy::kMemcpy:
       return copyBytes({dst, src, nonBlocking, strategy});
     case CopyStrategy::kKernel:
+      if (copyOnDevice(dst, src, nonBlocking)) return;
       return copyByKernel({dst, src, nonBlocking, strategy});
     case CopyStrategy::kTemporaries:
       return copyByTemporaries(dst, src);
     case CopyStrategy::kHostImages:
-      if (!dst.is_cpu() && !src.is_cpu() && copyOnDevice(dst, src, nonBlocking)) return;
+      if (copyOnDevice(dst, src, nonBlocking)) return;
       return copyByHostImages(dst, src, nonBlocking);
   }
 }

@@ -3,7 +3,9 @@
  * through the CPU, record_stream, and replacements for kernels that would access memory outside any
  * task. Opaque tensors are refused.
  */
+#include <ATen/EmptyTensor.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/_nested_view_from_buffer_native.h>
 #include <ATen/ops/_sparse_mm_reduce_impl.h>
 #include <ATen/ops/zeros.h>
@@ -25,12 +27,25 @@ namespace {
 
 using at::Tensor;
 
+void resizeLike(const Tensor &tensor, const Tensor &like) {
+  c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides());
+  const size_t bytes = at::detail::computeStorageNbytes(like.sizes(), like.strides(),
+                                                        impl->itemsize(), impl->storage_offset());
+  const c10::Storage &storage = impl->unsafe_storage();
+  if (bytes > storage.nbytes()) at::native::resize_bytes_nocuda(storage, bytes);
+}
+
 /* Copies back what the CPU has made of a tensor, where kernels do not reach the device. Memory that
- * is large enough stays. */
+ * is large enough stays. That of a quantized tensor is resized in place, because PyTorch makes no
+ * plain tensor of its dtype. */
 Tensor copyBack(const Tensor &src, const Tensor &dst) {
   const Components before = componentsOf(dst);
   Components parts = componentsOf(src);
   for (size_t i = 0; i < parts.size(); ++i) {
+    if (dst.is_quantized() && i == 0 && before[0].sizes() != parts[0].sizes()) {
+      resizeLike(before[0], parts[0]);
+    }
     const bool fits = i < before.size() && before[i].sizes() == parts[i].sizes() &&
                       before[i].scalar_type() == parts[i].scalar_type();
     parts[i] = fits ? before[i].copy_(parts[i]) : parts[i].to(dst.device());

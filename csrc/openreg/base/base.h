@@ -88,6 +88,7 @@ void orFillElement(void *to, size_t has, const void *from, size_t size);
 
 typedef struct orConfig {
   int device_count; /* OPENREG_DEVICE_COUNT */
+  bool device_count_is_set;
   /* OPENREG_DEVICE_MEMORY, bytes; 0: default, half of the host's memory over the devices */
   size_t device_memory;
   const char *plugin;   /* OPENREG_PLUGIN, or null */

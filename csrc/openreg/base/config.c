@@ -185,7 +185,8 @@ typedef struct orSettingRow {
 static const orSettingRow rows[] = {
     {"OPENREG_DEVICE_COUNT", "2", "0", " devices", parseDeviceCount,
      offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
-     "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
+     "how many devices there are: 0 to " TEXT(
+         OPENREG_MAX_DEVICES) "; a plugin may count them if this is not set"},
     {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
      offsetof(orConfig, device_memory),
      "a size from a page of memory (mostly 4096 bytes) to 1024T, such as 67108864, 64M or 2G",
@@ -303,6 +304,7 @@ static void readSetting(const orSettingRow *row, orSetting *setting) {
   setting->description = row->description;
   setting->value = fallbackOf(row);
   setting->origin = "default";
+  if (row->field == offsetof(orConfig, device_count)) config.device_count_is_set = given != NULL;
   if (text && row->parse(text, field)) {
     setting->value = text;
     setting->origin = "environment";

@@ -454,6 +454,34 @@ orError_t orFactoryResult(const orDeviceFactory *f, const char *call, orError_t 
                 call, f->name, (int)error, orGetErrorName(error));
 }
 
+static orError_t askCount(const orDeviceFactory *f, int *count) {
+  int counted = -1;
+  uint64_t noted = orNotedErrors();
+  void *token = orBlockEnter();
+  orError_t error = orFactoryResult(f, "count_devices", f->count_devices(&counted));
+  orBlockLeave(token);
+  if (error)
+    return orFail(error, "device factory '%s' cannot count its devices: %s", f->name,
+                  orErrorDetail(error, noted));
+  if (counted < 0 || counted > OPENREG_MAX_DEVICES)
+    return orFail(orErrorInvalidValue, "device factory '%s' counts %d devices: 0 to %d are allowed",
+                  f->name, counted, OPENREG_MAX_DEVICES);
+  *count = counted;
+  return orSuccess;
+}
+
+/* Lets the factory of openreg devices count them where nothing else gives their number. */
+static orError_t countDevices(orPlan *plan) {
+  for (int t = 0; t < plan->types; t++) {
+    const orEntry *serving = &plan->serving[t];
+    if (!isOpenregType(serving->type) || !serving->factory->count_devices) continue;
+    bool given =
+        configuredCount(plan->config, serving->type) >= 0 || orConfigGet()->device_count_is_set;
+    if (!given) OR_TRY(askCount(serving->factory, &plan->counts[t]));
+  }
+  return orSuccess;
+}
+
 /* Appends the devices of one type to `list`. */
 static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
   const orEntry *serving = &plan->serving[type];
@@ -511,6 +539,7 @@ static orError_t planAndMake(orPlugin *plugin, const orDeviceConfig *config, con
   OR_TRY(startPluginOnce(plugin));
   planTypes(&plan);
   OR_TRY(checkPlan(&plan));
+  OR_TRY(countDevices(&plan));
   return makeAll(&plan);
 }
 

@@ -650,7 +650,8 @@ typedef struct orDeviceCount {
 
 typedef struct orDeviceConfig {
   size_t size; /* sizeof(orDeviceConfig) */
-  /* types that are not listed get the default: CPU 1, openreg OPENREG_DEVICE_COUNT */
+  /* types that are not listed get the default: CPU 1, openreg OPENREG_DEVICE_COUNT, or where that
+   * is not set what the factory counts, or 2 */
   const orDeviceCount *device_count;
   size_t type_count;
 } orDeviceConfig;
@@ -715,6 +716,10 @@ typedef struct orDeviceFactory {
   /* The process exits. Nothing is started afterwards, but a thread may be inside another function
    * of the table. The factory ends threads of its own; it need not signal. */
   void (*shutdown)(void *device);
+  /* The number of devices, 0 to OPENREG_MAX_DEVICES. Called before create_devices, on the same
+   * thread, if neither orAddDevices nor OPENREG_DEVICE_COUNT gives a number. Its error is that of
+   * orAddDevices. */
+  orError_t (*count_devices)(int *count);
 } orDeviceFactory;
 
 /* Registers a factory, before the devices are made. Never waits: from the moment the first factory
@@ -756,9 +761,10 @@ OR_API orError_t orGetFactoryInfo(int index, orFactoryInfo *info);
  * again.
  *
  * While one thread makes the devices, others that need them sleep (see orSetBlockHooks); no lock is
- * held. The plugin, create_devices and threads that they start get orErrorNotPermitted instead,
- * because the devices may wait for them. create_devices may not wait for a thread that it has not
- * started and that uses devices. A child that is forked meanwhile gets orErrorForked.
+ * held. The plugin, count_devices, create_devices and threads that they start get
+ * orErrorNotPermitted instead, because the devices may wait for them. These functions may not wait
+ * for a thread that they have not started and that uses devices. A child that is forked meanwhile
+ * gets orErrorForked.
  *
  * Names are prefix + "/cpu:0". A null config means the defaults. */
 OR_API orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix);

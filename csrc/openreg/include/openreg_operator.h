@@ -1,10 +1,10 @@
 /*
- * A device's own kernels for PyTorch's operators, for hardware whose memory the CPU cannot reach.
+ * A device's own kernels for PyTorch's operators.
  *
  * The table of the device factory has a list of kernels, each with the name of an operator.
- * orLaunchOperator queues a call as one task of its stream, and nothing is copied to the host. An
- * operator without a kernel of its own, or a call that the kernel does not accept, works on copies
- * in host memory.
+ * orLaunchOperator queues a call as one task of its stream, and nothing is copied to the host. For
+ * an operator without a kernel of its own, or a call that the kernel does not accept, PyTorch's
+ * kernel for the CPU works on the device's memory, or without `map` on copies in host memory.
  *
  * An operator has a name for each of its forms: "aten::add.Tensor" makes its result, "aten::add_.
  * Tensor" writes its first argument, "aten::add.out" writes its last one. `results` are what the

@@ -70,6 +70,13 @@ static orError_t badCreate(const orDeviceConfig *config, int count, orDeviceDesc
   return orSuccess;
 }
 
+static orError_t badCount(int *count) {
+  orError_t error;
+  if (fails("count", &error)) return error;
+  *count = atoi(mode + strlen("count gives"));
+  return orSuccess;
+}
+
 static orError_t badProperties(void *device, orDeviceProperties *p) {
   (void)device;
   orError_t error;
@@ -287,13 +294,14 @@ static orError_t relu(void *device, const orOperatorCall *call, orEvent_t done) 
   float *to = (float *)storageOf(out->data, 1);
   if (is("run crashes")) crash(NULL);
   if (is("run never")) return orErrorNotReady;
-  for (int64_t i = 0; i < out->numel; i++) to[i] = from[i] > 0 ? from[i] : is("run wrong");
+  int least = is("run wrong") || is("run mapped wrong");
+  for (int64_t i = 0; i < out->numel; i++) to[i] = from[i] > 0 ? from[i] : least;
   return orSuccess;
 }
 
 static int takesDense(void *device, const orOperatorCall *call) {
   (void)device;
-  if (is("run refuses")) return 0;
+  if (is("run refuses") || is("run mapped refuses")) return 0;
   const orOperatorTensor *in = call->arguments[0].value.tensors, *out = call->results;
   int64_t dense = 1, same = 1;
   for (int i = in->ndim - 1; i >= 0; dense *= in->sizes[i--])
@@ -346,12 +354,13 @@ static void prepare(void) {
   if (is("version")) bad.abi_version = 999;
   if (is("size")) bad.size = 16;
   if (!strncmp(mode, "without ", 8)) leaveOut(mode + 8);
+  if (!strncmp(mode, "count ", 6)) bad.count_devices = badCount;
   if (is("fork waits")) startThread(answer, NULL);
   if (!strncmp(mode, "run ", 4) || is("operators")) {
     if (is("operators")) operators[0].name = "aten::reluu";
     bad.operators = operators;
     bad.operator_count = 1;
-    if (!is("run mapped")) bad.map = NULL;
+    if (strncmp(mode, "run mapped", 10)) bad.map = NULL;
   }
   if (is("shutdown forgets")) {
     page = mmap(NULL, 1, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
