@@ -187,8 +187,11 @@ def test_profiler_and_late_errors_name_the_kernel():
     assert any("triton::add_kernel" in event.key for event in profile.key_averages())
     asserting_kernel[(1,)](numbers(1), debug=True)
     line = asserting_kernel.def_file_line_number + 1
-    with pytest.raises(RuntimeError, match=f"{__file__}:{line}.*not positive"):
+    with pytest.raises(RuntimeError, match=f"{__file__}:{line}.*not positive") as caught:
         torch.openreg.synchronize()
+    text = " ".join(str(caught.value).split())
+    assert "raised by triton::asserting_kernel on openreg:0, which was queued here" in text
+    assert "asserting_kernel[(1,)](numbers(1), debug=True)" in text and "CUDA" not in text
 
 
 def doubled(x, y):
