@@ -25,6 +25,7 @@
 
 #include "../torch/check.h"
 #include "../torch/device.h"
+#include "../torch/kernel_failures.h"
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
@@ -58,9 +59,10 @@ void *followPointer(void *pointer, const char *place) {
   if (pointer == nullptr) return nullptr;
   void *address = nullptr;
   const orError_t error = orMapForKernel(&address, pointer, 1);
-  TORCH_CHECK(error == orSuccess, place, ": a pointer that was read from memory is ", pointer,
-              ", which no kernel of this device reaches");
-  return address;
+  if (error == orSuccess) return address;
+  throw StrayPointer({__func__, __FILE__, __LINE__},
+                     c10::str(place, ": a pointer that was read from memory is ", pointer,
+                              ", which no kernel of this device reaches"));
 }
 
 }  // namespace
@@ -75,7 +77,12 @@ void CompiledTask::run() {
     pointers.push_back(static_cast<char *>(argument.memory.data) + argument.offset);
   }
   pointers.push_back(reinterpret_cast<void *>(&followPointer));
-  entry(pointers.data(), numbers.data());
+  try {
+    entry(pointers.data(), numbers.data());
+  } catch (...) {
+    setFailureStack(stack);
+    throw;
+  }
 }
 
 namespace {

@@ -21,6 +21,7 @@
 
 #include "../task/kernel_memory.h"
 #include "../task/task.h"
+#include "../torch/stacks.h"
 
 namespace torch_openreg {
 
@@ -50,6 +51,7 @@ struct CompiledTask final : Task {
   const KernelEntry entry;
   c10::SmallVector<KernelArgument, 8> arguments;
   c10::SmallVector<int64_t, 8> numbers;
+  PythonStack stack;  // of the call, for the kernel's error
 };
 
 /* A call of a kernel. It borrows its tensors. */
@@ -63,6 +65,8 @@ class CompiledCall {
   /* The same for a tensor in pinned memory of the host. */
   void addPinned(const at::Tensor &tensor, char role);
   void add(int64_t number) { task_->numbers.push_back(number); }
+  /* Keeps the line of the call for the kernel's error. */
+  void keepStack() { task_->stack = gatherStack(); }
 
   /* Reports the whole tensors to the sanitizer. Throws what raiseRaces throws. */
   void report(orStream_t stream) const;

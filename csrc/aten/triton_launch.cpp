@@ -46,9 +46,13 @@ class TritonLauncher {
  public:
   /* `takes` has a letter for each argument that Triton passes: that of CompiledKernel's roles, i
    * for an integer of any width, or a point for a constant, which the kernel does not get.
-   * `checks` is a Checks (torch_openreg/_triton/checks.py), used while the sanitizer is on. */
-  TritonLauncher(const std::string &name, std::string takes, py::object checks)
-      : name_(keptName(name)), takes_(std::move(takes)), checks_(std::move(checks)) {}
+   * `asserts` is true if the kernel may fail. `checks` is a Checks
+   * (torch_openreg/_triton/checks.py), used while the sanitizer is on. */
+  TritonLauncher(const std::string &name, std::string takes, bool asserts, py::object checks)
+      : name_(keptName(name)),
+        takes_(std::move(takes)),
+        asserts_(asserts),
+        checks_(std::move(checks)) {}
 
   void operator()(PyObject *const *given, Py_ssize_t count) const;
 
@@ -62,6 +66,7 @@ class TritonLauncher {
 
   const char *const name_;
   const std::string takes_;
+  const bool asserts_;
   const py::object checks_;
 };
 
@@ -210,6 +215,7 @@ void TritonLauncher::launch(PyObject *const *given, const Grid &grid) const {
         addTensor(call, object, i);
     }
   }
+  if (C10_UNLIKELY(asserts_)) call.keepStack();
   for (const int64_t size : grid) call.add(size);
   call.add(orderOf(name_, grid));
   const auto stream = static_cast<orStream_t>(integerOf(given[kStream]));
@@ -244,11 +250,12 @@ PyObject *callLauncher(PyObject *self, PyObject *const *given, Py_ssize_t count)
 }
 
 /* A function that launches one kernel. */
-py::object makeLauncher(const std::string &name, std::string takes, py::object checks) {
+py::object makeLauncher(const std::string &name, std::string takes, bool asserts,
+                        py::object checks) {
   const auto function = reinterpret_cast<void (*)()>(&callLauncher);
   static PyMethodDef definition{"launch", reinterpret_cast<PyCFunction>(function), METH_FASTCALL,
                                 nullptr};
-  const py::capsule self(new TritonLauncher(name, std::move(takes), std::move(checks)),
+  const py::capsule self(new TritonLauncher(name, std::move(takes), asserts, std::move(checks)),
                          [](void *launcher) { delete static_cast<TritonLauncher *>(launcher); });
   return py::reinterpret_steal<py::object>(PyCFunction_New(&definition, self.ptr()));
 }
@@ -270,7 +277,8 @@ PyMethodDef functions[]{{"_current_device_index", &deviceIndex, METH_NOARGS, nul
                         {nullptr, nullptr, 0, nullptr}};
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_triton_launcher", &makeLauncher, py::arg("name"), py::arg("takes"), py::arg("checks"));
+  m.def("_triton_launcher", &makeLauncher, py::arg("name"), py::arg("takes"), py::arg("asserts"),
+        py::arg("checks"));
   if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw python_error();
 });
 

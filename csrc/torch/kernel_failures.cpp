@@ -27,6 +27,23 @@ struct Failure {
 
 thread_local PythonStack nextStack;
 
+/* What CUDA's error says where a kernel fails like this: a kernel that refuses a value fails an
+ * assertion. The call checks everything else, so exceptions of other types are not a card's. */
+const char *wordsOfCuda(const std::exception_ptr &exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception &error) {
+    const std::type_info &type = typeid(error);
+    if (type == typeid(StrayPointer)) return "an illegal memory access was encountered";
+    for (const std::type_info *refusal : {&typeid(c10::Error), &typeid(c10::IndexError),
+                                          &typeid(c10::ValueError), &typeid(std::runtime_error)}) {
+      if (type == *refusal) return "device-side assert triggered";
+    }
+  } catch (...) {
+  }
+  return "";
+}
+
 void dropFailure(void *failure) { delete static_cast<Failure *>(failure); }
 
 }  // namespace
@@ -45,7 +62,8 @@ void throwFailure() {
   if (!failure) return;
   orGetLastError();
   const std::vector<std::string> lines =
-      failureLines(failure->name, deviceAt(failure->device), others, failure->stack);
+      failureLines(failure->name, deviceAt(failure->device), others, failure->stack,
+                   wordsOfCuda(failure->exception));
   try {
     std::rethrow_exception(failure->exception);
   } catch (c10::DistBackendError &) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <string>
@@ -12,6 +13,11 @@
 #include "stacks.h"
 
 namespace torch_openreg {
+
+/* A kernel has followed a pointer to memory that it cannot reach. */
+struct StrayPointer : c10::Error {
+  using c10::Error::Error;
+};
 
 /* Sets the exception that the reporting call throws. Called inside a task that is about to return
  * an error, or before orEventSignal with one. `name` is the operator's or the collective's. */

@@ -53,10 +53,11 @@ std::string errorText(const std::string &text) {
 }
 
 std::vector<std::string> failureLines(const std::string &kernel, c10::Device device,
-                                      unsigned others, const PythonStack &stack) {
+                                      unsigned others, const PythonStack &stack,
+                                      const std::string &words) {
   std::vector<std::string> plain{c10::str("raised by ", kernel, " on ", device, ", queued earlier"),
                                  c10::str(others, " more failed after it")};
-  return told("failed_kernel", plain, kernel, device.str(), others, stack);
+  return told("failed_kernel", plain, kernel, device.str(), others, stack, words);
 }
 
 std::string memoryText(c10::DeviceIndex device) {

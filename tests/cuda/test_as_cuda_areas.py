@@ -870,6 +870,7 @@ try:
     torch.cuda.synchronize()
 except IndexError as error:
     assert "openreg" not in str(error), error
+    assert "\\n  a card raises: CUDA error: device-side assert triggered" in str(error), error
 torch.cuda.set_sync_debug_mode("error")
 try:
     x.sum().item()

@@ -6,6 +6,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import torch_openreg  # noqa: E402
 
@@ -41,6 +42,7 @@ def many_kernel(pair, x_desc, out_ptr, none_ptr, flag, scale, BLOCK: tl.constexp
 @triton.jit
 def asserting_kernel(x_ptr):
     tl.device_assert(tl.load(x_ptr) > 0, "not positive")
+    tl.store(x_ptr, 1.0)
 
 
 def add(x, y):
@@ -187,8 +189,11 @@ def test_profiler_and_late_errors_name_the_kernel():
     assert any("triton::add_kernel" in event.key for event in profile.key_averages())
     asserting_kernel[(1,)](numbers(1), debug=True)
     line = asserting_kernel.def_file_line_number + 1
-    with pytest.raises(RuntimeError, match=f"{__file__}:{line}.*not positive"):
+    with pytest.raises(RuntimeError, match=f"{__file__}:{line}.*not positive") as caught:
         torch.openreg.synchronize()
+    text = " ".join(str(caught.value).split())
+    assert "raised by triton::asserting_kernel on openreg:0, which was queued here" in text
+    assert "asserting_kernel[(1,)](numbers(1), debug=True)" in text and "CUDA" not in text
 
 
 def doubled(x, y):
@@ -207,13 +212,38 @@ def by_operator(x, y):
     return added(x * 2, y).relu() + 1
 
 
-@pytest.mark.parametrize("function", [doubled, by_operator])
+@triton.jit
+def add_described_kernel(x, y, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK
+    out.store([at], x.load([at]) + y.load([at]))
+
+
+def by_descriptors(x, y):
+    x = x * 2
+    out = torch.empty_like(x)
+    described = [TensorDescriptor.from_tensor(tensor, [64]) for tensor in (x, y, out)]
+    add_described_kernel[(triton.cdiv(x.numel(), 64),)](*described, BLOCK=64)
+    return out.relu() + 1
+
+
+@pytest.mark.parametrize("function", [doubled, by_operator, by_descriptors])
 def test_compiled_functions_launch_kernels(function):
     compiled = torch.compile(function, fullgraph=True)
     for n in (300, 170, 90):  # the last two by one graph, whose size is a symbol
         x = numbers(n)
         assert torch.equal(compiled(x, x).cpu(), 3 * numbers(n, "cpu") + 1)
         assert torch.equal(function(x, x).cpu(), 3 * numbers(n, "cpu") + 1)
+
+
+def test_compiled_functions_launch_with_the_options_of_the_call():
+    @torch.compile(fullgraph=True)
+    def checked(x):
+        asserting_kernel[(1,)](x, debug=True)
+        return x + 1
+
+    checked(numbers(1))
+    with pytest.raises(RuntimeError, match="not positive"):
+        torch.openreg.synchronize()
 
 
 AS_CUDA = """

@@ -341,9 +341,7 @@ class _TritonKernel(ir.UserDefinedTritonKernel):
 
     def codegen(self, wrapper):
         _flush()  # the kernels that stand before it
-        given = {name: self.get_kwargs_value(name) for name in self.ordered_kwargs_for_cpp_kernel}
-        if any(isinstance(value, ir.TMADescriptor) for value in given.values()):
-            raise NotImplementedError("a tensor descriptor as a kernel's argument in torch.compile")
+        given = self.kwargs  # the kernel's arguments and options such as `debug`
         code = wrapper.codegen_python_shape_tuple
         in_code = {k: v for k, v in given.items() if isinstance(v, (ir.IRNode, sympy.Expr))}
         constants = {k: v for k, v in given.items() if k not in in_code}
@@ -353,6 +351,7 @@ class _TritonKernel(ir.UserDefinedTritonKernel):
             "from torch._higher_order_ops.triton_kernel_wrap "
             "import triton_kernel_wrapper_mutation_dense as triton_kernel"
         )
+        wrapper.add_import_once("import triton.tools.tensor_descriptor")  # for TMADescriptor
         with _current(wrapper, self):
             wrapper.writeline(
                 f"triton_kernel(kernel_idx={self.kernel_idx}, "

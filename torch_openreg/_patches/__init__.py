@@ -325,6 +325,12 @@ PATCHES = {
             "test_as_cuda.py::test_as_cuda_leaves_no_name_that_asks_for_a_gpu",
         ),
         Patch(
+            "torch.utils._triton.has_triton_tensor_descriptor_host_tma",
+            "a compiled function launches Triton kernels with tensor descriptors, whatever the "
+            "capability",
+            "test_launches.py::test_compiled_functions_launch_kernels",
+        ),
+        Patch(
             "torch._C._get_linalg_preferred_backend torch._C._set_linalg_preferred_backend "
             "torch._C._get_blas_preferred_backend torch._C._set_blas_preferred_backend",
             "keep the preferred library, although there is none of them",

@@ -47,6 +47,7 @@ class Compiler(CUDABackend):
         metadata.update(
             name=source.name,
             roles="".join(map(_role, source.arguments)),
+            asserts=source.asserts,
             updated=[a.name for a in source.arguments if a.reads and a.writes],
             shared=0,
             ttir=text,  # from which checks.py makes its own code

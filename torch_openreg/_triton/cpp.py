@@ -65,6 +65,11 @@ class Source:
     reached: list
     data_dependent: dict
 
+    @property
+    def asserts(self):
+        """Whether a launch may fail."""
+        return "failure->" in self.run or "follow(" in self.run
+
 
 def generate(text):
     """The C++ of the TTIR of one kernel. Raises NotImplementedError for what has none."""

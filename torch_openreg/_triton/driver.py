@@ -43,7 +43,9 @@ def launcher(source, metadata):
     if not composite:
         rest = iter(roles)
         roles = "".join("." if kind == "constexpr" else next(rest) for kind in kinds)
-    launch = _C._triton_launcher(f"triton::{metadata.name}", roles, Checks(metadata))
+    launch = _C._triton_launcher(
+        f"triton::{metadata.name}", roles, metadata.asserts, Checks(metadata)
+    )
     if not composite:
         return launch
 

@@ -94,8 +94,9 @@ def _injected_call(text):
     return list(_messages.Place(at, "the fault was injected here").lines()) if at else []
 
 
-def failed_kernel(kernel, device, others, stack):
-    """The lines that follow on the text of a kernel's own error, which was queued at `stack`."""
+def failed_kernel(kernel, device, others, stack, words):
+    """The lines that follow on the text of a kernel's own error, which was queued at `stack`. CUDA
+    programs look for `words`."""
     kernel = short_operator(kernel)
     more = f" (and {others} more failed after it)" if others else ""
     at = _frames.user_frame(_frames.frames_of(stack))
@@ -105,6 +106,8 @@ def failed_kernel(kernel, device, others, stack):
     else:
         raised = f"raised by {kernel} on {device}, which was queued here{more}"
         text = list(_messages.Place(at, raised).lines())
+    if words and type_name() == "cuda":
+        text.append(f"  a card raises: CUDA error: {words}")
     return [line[2:] for line in text]  # PyTorch indents them
 
 

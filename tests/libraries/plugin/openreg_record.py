@@ -5,10 +5,12 @@ of the file LIBRARIES_DONE are not run again. The folder is in PYTHONPATH, and h
 """
 
 import collections
+import gc
 import json
 import os
 import re
 import signal
+import sys
 
 import pytest
 
@@ -51,6 +53,16 @@ class Recorder:
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # pytest-xdist's main process has all reports
         config.pluginmanager.register(Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """The traceback of a failed test holds the test's tensors, in a cycle: the next test would have
+    less memory."""
+    if hasattr(sys, "last_value"):
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+        gc.collect()
 
 
 @pytest.hookimpl(wrapper=True)
