@@ -76,6 +76,16 @@ std::exception_ptr backendError(std::string text) {
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(text)));
 }
 
+/* For an exception that has no caller. */
+void warnOf(const std::exception_ptr &exception) {
+  if (!exception) return;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception &error) {
+    TORCH_WARN("a hook of a process group failed: ", error.what());
+  }
+}
+
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
   if (!isScheduled()) return;
   const auto start = std::chrono::steady_clock::now();
@@ -335,14 +345,19 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   letGo(memory);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
-  if (ofDevice) queues_->hooks()->failed.run();
+  if (ofDevice) warnOf(queues_->hooks()->failed.run());
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(error);
+  reportCompletion();
   if (ofDevice) setFailure(call_.name, device_.index(), std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
   handOver_->finish();
   if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+}
+
+/* Called before a host that waits for the event goes on, which finds the hooks' work done. */
+void Collective::reportCompletion() {
   std::vector<std::shared_ptr<Completion>> completions;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -370,10 +385,11 @@ void Collective::markFuture() {
   }
 }
 
-/* A caller that has seen the end need not wait. */
+/* A program that has seen the end need not wait. It asks from Python; without the GIL it is the
+ * flight recorder, which asks at each call. */
 bool Collective::isCompleted() {
   const bool over = Work::isCompleted();
-  if (over) OPENREG_CHECK(orSanitizerEventOver(done()));
+  if (over && holdsGil()) OPENREG_CHECK(orSanitizerEventOver(done()));
   return over;
 }
 

@@ -134,6 +134,7 @@ class Collective final : public c10d::Work {
   std::exception_ptr failure(const char *what, const std::vector<int> &peers) const;
   std::exception_ptr cancelled() const;  // by any thread
   void complete(std::exception_ptr error, bool ofDevice);
+  void reportCompletion();
 
   const std::shared_ptr<CollectiveQueues> queues_;
   const std::string group_;

@@ -5,10 +5,9 @@
  */
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,21 +29,25 @@ class HookTable {
   void add(int64_t id, Hook hook) { put(id, std::make_shared<const Hook>(std::move(hook))); }
   void remove(int64_t id) { put(id, nullptr); }
 
-  /* An exception becomes a warning, because it has no caller. */
-  void run(Arguments... arguments) const {
+  /* Calls all of them, and returns the first exception. */
+  std::exception_ptr run(Arguments... arguments) const {
     std::vector<std::shared_ptr<const Hook>> all;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (const auto &[id, hook] : hooks_) all.push_back(hook);
     }
-    if (!interpreterRuns()) return;
-    for (const auto &hook : all) {
-      try {
-        (*hook)(arguments...);
-      } catch (const std::exception &error) {
-        TORCH_WARN("a hook of a process group failed: ", error.what());
-      }
+    std::exception_ptr first;
+    for (auto &hook : all) {
+      withoutUnwinding([&] {
+        try {
+          if (interpreterRuns()) (*hook)(arguments...);
+        } catch (const std::exception &) {
+          if (!first) first = std::current_exception();
+        }
+        hook.reset();
+      });
     }
+    return first;
   }
 
  private:
@@ -72,7 +75,7 @@ class Completion {
   uint64_t key() const { return key_; }
   /* Called once for each part that has succeeded. */
   void arrive() {
-    if (--left_ == 0) hooks_->completed.run(key_);
+    if (--left_ == 0) (void)hooks_->completed.run(key_);
   }
 
  private:

@@ -274,8 +274,9 @@ class ProcessGroupOpenReg final : public c10d::Backend {
     queues_->gloo().setTimeout(timeout);
   }
   void abort() override {
-    queues_->hooks()->failed.run();
+    const std::exception_ptr error = queues_->hooks()->failed.run();
     queues_->gloo().abort();
+    if (error) std::rethrow_exception(error);
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {

@@ -2,9 +2,6 @@
 
 #include "gil.h"
 
-#include <cxxabi.h>
-#include <unistd.h>
-
 namespace torch_openreg {
 
 bool interpreterRuns() {
@@ -52,26 +49,14 @@ void *letGoOfGil() {
 
 void takeGilBack(void *token) {
   if (token == nullptr) return;
-  // Once Python is ending, a request for the GIL ends the thread by unwinding its stack, through
-  // frames of ours or of PyTorch that must not be unwound. So the thread sleeps until the process
-  // is gone.
   while (!interpreterRuns()) pause();
   if (token == &withoutGil) return;
-  try {
-    PyEval_RestoreThread(static_cast<PyThreadState *>(token));
-  } catch (abi::__forced_unwind &) {
-    for (;;) pause();
-  }
+  withoutUnwinding([&] { PyEval_RestoreThread(static_cast<PyThreadState *>(token)); });
 }
 
 bool takeGil(int &state) {
   if (!interpreterRuns()) return false;
-  // As above.
-  try {
-    state = PyGILState_Ensure();
-  } catch (abi::__forced_unwind &) {
-    for (;;) pause();
-  }
+  withoutUnwinding([&] { state = PyGILState_Ensure(); });
   return true;
 }
 

@@ -3,6 +3,10 @@
  */
 #pragma once
 
+#include <unistd.h>
+
+#include <cxxabi.h>
+
 #include "check.h"
 
 namespace torch_openreg {
@@ -20,6 +24,18 @@ bool holdsGil();
 /* Releases the GIL if the calling thread holds it; returns the argument for takeGilBack. */
 void *letGoOfGil();
 void takeGilBack(void *token);
+
+/* Calls `f`, which may take the GIL. Once Python is ending, that ends the thread by unwinding its
+ * stack, through frames of ours or of PyTorch that must not be unwound. So the thread sleeps until
+ * the process is gone. */
+template <typename F>
+void withoutUnwinding(F f) {
+  try {
+    f();
+  } catch (abi::__forced_unwind &) {
+    for (;;) pause();
+  }
+}
 
 /* False while Python is ending: the GIL is not taken, and must not be given back. */
 bool takeGil(int &state);

@@ -205,6 +205,7 @@ py::object originOfBlock(uintptr_t address) {
 // PyTorch's host allocator keeps its own history. It calls `gatherHostStack` with no lock held.
 
 std::atomic<bool> hostStacksHaveCpp{false};
+uint64_t hostEntries = 0;  // the most that are kept; under Python's lock
 
 Stack gatherHostStack() {
   const bool python = mayBeInPython();
@@ -259,7 +260,11 @@ void addHost(py::dict &all) {
   {
     const WithoutGil released;
     blocks = hostAllocator().get_segments();
-    entries = hostAllocator().get_traces();
+    if (hostEntries != 0) entries = hostAllocator().get_traces();
+  }
+  const bool on = hostAllocator().is_history_enabled();
+  for (auto &block : blocks) {
+    if (!on) block.context_when_allocated = nullptr;
   }
   Frames frames;
   py::list segments, trace;
@@ -270,17 +275,18 @@ void addHost(py::dict &all) {
   all["host_traces"] = trace;
 }
 
-/* Null switches the history off. PyTorch's ring cannot change its size with entries in it: a
- * smaller one would write beyond its end. */
+/* Null switches the history off. It is off while its size changes, and empty afterwards: PyTorch's
+ * ring writes beyond its end where it shrinks with entries in it. */
 void recordHost(const std::optional<HistoryOptions> &options, bool clear) {
-  static uint64_t size = 0;  // under Python's lock
+  using c10::CachingDeviceAllocator::RecordContext;
   const HistoryOptions given = options.value_or(HistoryOptions());
-  const uint64_t wanted = given.trace ? given.max_entries : 1;
+  const uint64_t size = given.trace ? given.max_entries : 0;
+  if (clear || size != std::exchange(hostEntries, size))
+    hostAllocator().record_history(false, &gatherHostStack, 0, RecordContext::NEVER, true);
+  if (!options) return;
   hostStacksHaveCpp.store(given.cpp);
-  hostAllocator().record_history(
-      options.has_value(), &gatherHostStack, wanted,
-      static_cast<c10::CachingDeviceAllocator::RecordContext>(given.stacks),
-      clear || wanted != std::exchange(size, wanted));
+  hostAllocator().record_history(true, &gatherHostStack, size,
+                                 static_cast<RecordContext>(given.stacks), false);
 }
 #else
 void addHost(py::dict &) {}

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, flight_recorder
+from ranks import Ranks
 
 DEVICE = "openreg:0"
 TIMEOUT = 5  # seconds
@@ -37,7 +37,7 @@ def rank_alone(rank):
     torch.openreg.synchronize()
     if rank == 1:
         return
-    name, began = "openreg:all_reduce", time.monotonic()
+    began = time.monotonic()
     work = dist.all_reduce(x, async_op=True, group=group)
     work.wait()  # nothing is known yet
     y = x + 1
@@ -53,8 +53,6 @@ def rank_alone(rank):
     assert work.get_future_result().wait() == 2
     with pytest.raises(dist.DistBackendError, match="all_reduce of group"):
         work.wait()
-    if torch.__version__ >= "2.15":
-        assert flight_recorder() == [(name, "completed"), (name, "scheduled")]
     assert (y * 0 + 3).sum().item() == 12.0
 
 

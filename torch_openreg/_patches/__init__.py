@@ -132,6 +132,14 @@ PATCHES = {
             "PyTorch asks the backend for it",
         ),
         Patch(
+            "torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS",
+            "PyTorch 2.15's flight recorder has each collective once, by Gloo, which carries it; a "
+            "caller need not wait for the recorder's file to learn of a failure",
+            "test_distributed_hooks.py::test_flight_recorder_is_attached_by_the_program_alone",
+            "a backend can say that it records itself",
+            hidden=True,
+        ),
+        Patch(
             "torch.distributed.rpc.options._to_device_map "
             "torch.distributed.rpc.options._to_device_list",
             "refuse a device map, which would end the process in a thread of TensorPipe's agent",
@@ -152,13 +160,6 @@ PATCHES = {
             "each rank's thread has its own groups, by the function of PyTorch's own tests",
             "test_threaded_ranks.py::test_each_rank_has_a_thread_a_device_and_a_result",
             "groups belong to a thread where a program chooses so",
-            hidden=True,
-        ),
-        Patch(
-            "torch.distributed.distributed_c10d._maybe_attach_flight_recorder",
-            "PyTorch 2.15 keeps no flight recorder, which has one rank for a process",
-            "test_threaded_ranks.py::test_eight_ranks_train_under_the_sanitizer",
-            "the flight recorder knows ranks that are threads",
             hidden=True,
         ),
     ),

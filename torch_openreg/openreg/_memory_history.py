@@ -86,7 +86,8 @@ def _record_memory_history_impl(
         max_entries: of the history, for each device; the oldest give way.
         clear_history: forget what was recorded until now.
         skip_actions: names of actions that are not kept. Those of pinned memory always are.
-        record_pinned_host_memory: records pinned memory, too (from PyTorch 2.14 on).
+        record_pinned_host_memory: records pinned memory, too (from PyTorch 2.14 on). Its actions
+            are forgotten where max_entries changes.
         record_cuda: False leaves the devices' history as it is.
 
     What else torch.cuda's takes raises NotImplementedError if it is not the default.

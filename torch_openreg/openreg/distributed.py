@@ -15,6 +15,8 @@ thread = threading.local()  # of testing.run_ranks: `is_rank` and `timeout`
 def register():
     """Makes it the device's backend. Starts nothing."""
     c10d.Backend.register_backend(OWN_NAME, _create, extended_api=True, devices=[OWN_NAME])
+    # Gloo, which carries the collectives, writes each into the flight recorder (PyTorch 2.15).
+    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(OWN_NAME)
     # What PyTorch copies before it splits a group without other options.
     _C.ProcessGroupOpenReg.options = property(lambda backend: _Options(backend._gloo_options))
     _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)

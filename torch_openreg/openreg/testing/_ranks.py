@@ -18,7 +18,6 @@ from ..device import _exchange_device, device_count, synchronize
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 _RPC = "torch.distributed.rpc.init_rpc"
-_RECORDER = "torch.distributed.distributed_c10d._maybe_attach_flight_recorder"
 
 
 def run_ranks(function, size, *arguments, timeout=60):
@@ -89,12 +88,7 @@ class _World:
             threading.Thread(target=self._rank, args=(rank,), name=f"openreg-rank-{rank}")
             for rank in range(self.size)
         ]
-        with (
-            _a_world_for_each_thread(),
-            _gloo_connects_when_used(),
-            _one_process(),
-            _no_active_ddp(),
-        ):
+        with _a_world_for_each_thread(), _gloo_connects_when_used(), _refusals(), _no_active_ddp():
             for thread in threads:
                 thread.start()
             try:
@@ -205,30 +199,20 @@ def _no_active_ddp():
 
 
 @contextlib.contextmanager
-def _replaced(path, function):
-    """`function` gets PyTorch's as its first argument."""
-    module, _, name = path.rpartition(".")
-    original = getattr(importlib.import_module(module), name)
-    replace(path, wrapped(original, function))
+def _refusals():
+    if "torch._dynamo" in sys.modules:
+        importlib.import_module("torch_openreg._compile.dynamo").refuse_on_rank_threads()
+    if not torch.distributed.rpc.is_available():
+        yield
+        return
+    init = torch.distributed.rpc.init_rpc
+
+    def refuse(original, *args, **kwargs):
+        distributed.refuse_on_rank_thread("torch.distributed.rpc")
+        return original(*args, **kwargs)
+
+    replace(_RPC, wrapped(init, refuse))
     try:
         yield
     finally:
-        replace(path, original)
-
-
-def _refuse_rpc(init, *args, **kwargs):
-    distributed.refuse_on_rank_thread("torch.distributed.rpc")
-    return init(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _one_process():
-    """What belongs to a process, and not to a rank, is refused or left out."""
-    if "torch._dynamo" in sys.modules:
-        importlib.import_module("torch_openreg._compile.dynamo").refuse_on_rank_threads()
-    with contextlib.ExitStack() as replaced:
-        if torch.distributed.rpc.is_available():
-            replaced.enter_context(_replaced(_RPC, _refuse_rpc))
-        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # 2.15
-            replaced.enter_context(_replaced(_RECORDER, lambda *_: None))
-        yield
+        replace(_RPC, init)
