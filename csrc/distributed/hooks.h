@@ -66,7 +66,7 @@ struct GroupHooks {
   HookTable<uint64_t> completed;  // with the Work's key
 };
 
-/* What the hooks learn of a Work of `parts` collectives: that all of them have succeeded. */
+/* Tells the hooks when all `parts` collectives of a Work have succeeded. */
 class Completion {
  public:
   Completion(std::shared_ptr<const GroupHooks> hooks, size_t parts)

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from .c_api import DEVICE_LOST, LAUNCH_FAILURE, OUT_OF_MEMORY, SUCCESS, Api, Refused, function_of
 
@@ -168,6 +169,12 @@ def load_count(c):
     return f"{count} devices" if count > 1 else "1 device"
 
 
+def in_threads(function, count):
+    """Calls ``function(number)`` in `count` threads at once; raises what one of them raised."""
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(function, range(count)))
+
+
 # ---- memory ----
 
 SIZES = (1, 2, 15, 16, 17, 511, 512, 4095, 4096, 4097, 65537, (1 << 20) - 1, 1 << 20, 3 << 20)
@@ -271,27 +278,17 @@ def memory_limit(c):
 @check("memory.threads", "alloc", ADDRESSES)
 def memory_threads(c):
     """threads allocate, copy and free at once"""
-    failures = []
 
     def work(number):
-        try:
-            for turn in range(20):
-                size = SIZES[(turn + number) % 11]
-                address = c.alloc(size, number % 2)
-                sent = data(size, number)
-                c.write(address, sent)
-                same(c.read(address, size), sent, f"{size} bytes of thread {number}")
-                c.free(address)
-        except Exception as error:
-            failures.append(error)
+        for turn in range(20):
+            size = SIZES[(turn + number) % 11]
+            address = c.alloc(size, number % 2)
+            sent = data(size, number)
+            c.write(address, sent)
+            same(c.read(address, size), sent, f"{size} bytes of thread {number}")
+            c.free(address)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    in_threads(work, 4)
 
 
 @check("memory.pinned", "alloc_host", ADDRESSES)
@@ -484,23 +481,13 @@ def order_streams(c):
     """a hundred streams of both devices at once, from several threads"""
     (sent, got), memory = steps(c), [c.alloc(SIZE, i % 2) for i in range(STEPS)]
     streams = [c.stream(i % 2) for i in range(STEPS)] * 2
-    failures = []
 
     def queue(first):
-        try:
-            for i in range(first, STEPS, 3):
-                c.copy(memory[i], at_address(sent) + i * SIZE, SIZE, streams[i])
-                c.copy(at_address(got) + i * SIZE, memory[i], SIZE, streams[i])
-        except Exception as error:
-            failures.append(error)
+        for i in range(first, STEPS, 3):
+            c.copy(memory[i], at_address(sent) + i * SIZE, SIZE, streams[i])
+            c.copy(at_address(got) + i * SIZE, memory[i], SIZE, streams[i])
 
-    threads = [threading.Thread(target=queue, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    in_threads(queue, 3)
     for device in (0, 1):
         c.synchronize(device=device)
     compare_steps(got, sent, "many streams")
