@@ -57,6 +57,7 @@ def pytest_runtest_setup(item):
     simulated = item.get_closest_marker("simulated_device")
     if PLUGIN and simulated:
         pytest.skip(f"about the simulated device: {simulated.args[0]}")
+    torch.manual_seed(0)  # or a test's values depend on the tests that its process ran before
 
 
 @pytest.fixture(scope="module", autouse=True)
