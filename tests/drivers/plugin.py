@@ -1,6 +1,7 @@
 """The pytest plugin of `make test-drivers`: a failure that declared.py has for the driver is an
 expected one, with its reason. A declaration of which no test fails is an error."""
 
+import functools
 import os
 import threading
 import weakref
@@ -25,9 +26,10 @@ def _open(kept):
         gate.open()
 
 
+@functools.wraps(_wait)
 def _wait_with_limit(gate, stream=None):
-    """An operator that the driver has no kernel for waits for its stream, perhaps behind a gate
-    that the same thread opens. After the first one of a test, the others are opened at once."""
+    # An operator that the driver has no kernel for waits for its stream, perhaps behind a gate
+    # that the same thread opens. After the first one of a test, the others are opened at once.
     _wait(gate, stream)
     timer = threading.Timer(0.01 if _opened.is_set() else GATE_LIMIT, _open, [weakref.ref(gate)])
     timer.daemon = True
