@@ -297,6 +297,8 @@ $(foreach kind,release debug tsan asan ubsan fuzz aarch64 musl clang,$(eval $(ca
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
 JOBS ?= $(shell nproc)
+# A program's C tests side by side, as many of them wait: its name, or a command that ends with it.
+in_batches = $(1) --list | xargs -P $(JOBS) -n 40 $(1)
 
 ctest-files: $(FILES_debug)
 sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
@@ -309,7 +311,7 @@ ctest-musl-files: $(FILES_musl)
 
 ctest-musl:
 	$(locked) ctest-musl-files
-	$(D_musl)/run-tests
+	$(call in_batches,$(D_musl)/run-tests)
 
 # Whether clang takes the core, with which the C tests pass then, and the shim's files: SECONDS=60: what it can
 # read of them in that time, others each day.
@@ -317,7 +319,7 @@ clang-files: $(FILES_clang)
 
 clang: compile compile_commands
 	$(locked) clang-files
-	$(D_clang)/run-tests
+	$(call in_batches,$(D_clang)/run-tests)
 	$(PY) .ci/clang.py --compiler '$(CLANG)++' $(if $(filter command line,$(origin SECONDS)),--seconds $(SECONDS))
 
 # The C tests where pages have 64 KiB: every one passes there.
@@ -325,7 +327,7 @@ ctest-page64k-files: ctest-files $(D_debug)/libpage64k.so
 
 ctest-page64k:
 	$(locked) ctest-page64k-files
-	LD_PRELOAD=$(CURDIR)/$(D_debug)/libpage64k.so $(D_debug)/run-tests
+	$(call in_batches,env LD_PRELOAD=$(CURDIR)/$(D_debug)/libpage64k.so $(D_debug)/run-tests)
 
 # The C tests on Arm64, in an emulator, but for those that tests/c/aarch64.txt names. AARCH64_ROOT: where that
 # processor's C library is. A device has little memory, as the emulator visits each page of an address range.
@@ -348,7 +350,7 @@ ctest-aarch64:
 # The core that is loaded first has debug information, and is a second file beside the package's: two
 # tests say just that.
 debug: build ctest
-	$(D_debug)/run-tests
+	$(call in_batches,$(D_debug)/run-tests)
 	LD_PRELOAD=$(CURDIR)/$(D_debug)/$(CORE) $(PY) -m pytest $(SIDE_BY_SIDE) \
 	  --ignore tests/device/test_core.py --deselect tests/device/test_gdb.py::test_gdb_names_missing_debug_information \
 	  --deselect tests/packaging/test_packaging.py::test_python_process_has_one_runtime $(or $(ARGS),tests)
@@ -402,9 +404,9 @@ sanitize-core:
 	$(locked) sanitize-files
 	@for kind in tsan asan ubsan; do \
 	  echo "== $$kind"; \
-	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests && \
-	  TSAN_OPTIONS=halt_on_error=1 OPENREG_WALK_SAMPLE=$(WALK_SAMPLE) build/ctest/$$kind/walk || exit 1; \
+	  export TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) OPENREG_WALK_SAMPLE=$(WALK_SAMPLE); \
+	  $(call in_batches,build/ctest/$$kind/run-tests) && build/ctest/$$kind/walk || exit 1; \
 	done
 
 # PyTorch over the core's ThreadSanitizer build, preloaded: it has the installed one's name. Memory is

@@ -30,7 +30,7 @@ def tiers():
         if name == "stress_random_programs":
             yield pytest.param(name, {"OPENREG_STRESS_PROGRAMS": "300"}, id=f"{name}-some")
             yield pytest.param(
-                name, {"OPENREG_STRESS_PROGRAMS": "6000"}, id=name, marks=pytest.mark.slow
+                name, {"OPENREG_STRESS_PROGRAMS": "2000"}, id=name, marks=pytest.mark.slow
             )
         else:
             yield pytest.param(name, {}, id=str(name))
