@@ -435,3 +435,36 @@ def test_histc_without_bounds_reads_those_of_the_data():
         for bounds in ((), (2, 2), (0.25, 0.5)):
             for _ in range(2):
                 same(lambda t, b=bounds: torch.histc(t, 5, *b), x)
+
+
+def test_memory_that_a_call_on_copies_overwrites_is_not_read(run_ok, plugins):
+    program = """
+        import warnings
+        import torch
+
+        warnings.simplefilter("ignore")
+        torch.openreg.sanitizer.enable("warn", initcheck=True)
+        x, out = torch.zeros(3, device="openreg"), torch.empty(3, device="openreg")
+        made = torch.full((2,), 2.0, device="openreg"), torch.rand(3, device="openreg")
+        torch.clamp(x, 1, 2, out=out)
+        torch.add(out, x, out=out)
+        out[0].fill_(out[0])
+        print(out.tolist(), x.bernoulli_(x).fill_(x[1]).tolist())
+        x, saved = torch.ones(2, 3, device="openreg"), [torch.full((3,), 5.0, device="openreg")] * 2
+        outs = [torch.empty_like(x), *saved]
+        torch.ops.aten.native_batch_norm.out(
+            x, None, None, saved[0], saved[0], False, 0.1, 1e-5,
+            out=outs[0], save_mean=saved[0].clone(), save_invstd=outs[1],
+        )
+        print(outs[1].tolist())
+        print([report.kind for report in torch.openreg.sanitizer.reports()])
+        torch.empty(3, device="openreg").add_(1)
+        print([report.kind for report in torch.openreg.sanitizer.reports()])
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
+    assert out.splitlines() == [
+        "[1.0, 1.0, 1.0] [0.0, 0.0, 0.0]",
+        "[5.0, 5.0, 5.0]",
+        "[]",
+        "['uninitialized']",
+    ]
