@@ -8,6 +8,7 @@
 #include "compiled_kernel.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -118,6 +119,15 @@ at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
       .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
+/* One of them may be in pinned memory, which the sanitizer guards from threads other than this. */
+void copyWithoutHelp(const at::Tensor &to, const at::Tensor &from) {
+  asNarrowWorker([&] {
+    const at::AutoDispatchBelowADInplaceOrView
+        kernels;  // a narrow worker has none; records no gradient
+    to.copy_(from);
+  });
+}
+
 /* All bytes of the tensor's storage. */
 at::Tensor bytesOf(const at::Tensor &tensor) {
   const auto size = static_cast<int64_t>(tensor.storage().nbytes());
@@ -158,25 +168,47 @@ std::unordered_map<void *, CompiledCall::Copied> CompiledCall::storages() const 
   return storages;
 }
 
-void CompiledCall::runOnCopies(std::unordered_map<void *, Copied> copied) {
-  const at::AutoDispatchBelowADInplaceOrView kernels;  // record no gradient
-  for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
+void CompiledCall::fetch(orStream_t stream) {
+  if (maps()) return;
+  copied_ = storages();
+  if (copied_.empty()) return;
+  const at::AutoDispatchBelowADInplaceOrView kernels;
+  const OwnWait own;
+  const py::gil_scoped_release released;
+  OPENREG_CHECK(orStreamSynchronize(stream));  // pinned memory is read at once
+  for (auto &[memory, copy] : copied_) {
+    copy.host = at::empty_like(copy.bytes, at::kCPU);
+    copyWithoutHelp(copy.host, copy.bytes);
+  }
+}
+
+const char *CompiledCall::hostCopy(const void *storage) const {
+  const auto found = copied_.find(const_cast<void *>(storage));
+  return found == copied_.end() ? nullptr
+                                : static_cast<const char *>(found->second.host.const_data_ptr());
+}
+
+void CompiledCall::runOnCopies() {
+  const at::AutoDispatchBelowADInplaceOrView kernels;
+  const OwnWait own;
   for (KernelArgument &argument : task_->arguments) {
     if (!argument.memory.isOnDevice()) continue;
-    argument.memory = KernelMemory::ofHost(copied.at(argument.memory.data).host.mutable_data_ptr());
+    void *host = copied_.at(argument.memory.data).host.mutable_data_ptr();
+    argument.memory = KernelMemory::ofHost(host);
   }
   task_->run();
-  for (auto &[memory, copy] : copied) {
-    for (const at::Tensor &tensor : copy.written) tensor.copy_(likeIn(tensor, copy.host));
+  for (auto &[memory, copy] : copied_) {
+    for (const at::Tensor &tensor : copy.written) {
+      copyWithoutHelp(tensor, likeIn(tensor, copy.host));
+    }
   }
 }
 
 void CompiledCall::launch(orStream_t stream, int threads) && {
   const int before = task_->caller.threads;
-  if (device().is_cpu() || !canMap(device().index())) {
-    auto copied = storages();
+  if (!maps()) {
     py::gil_scoped_release released;
-    const auto run = [&] { runOnCopies(std::move(copied)); };
+    const auto run = [this] { runOnCopies(); };
     return threads == 1 || before <= threads ? run() : asNarrowWorker(run);
   }
   task_->caller.threads = std::min(before, threads);
@@ -238,7 +270,8 @@ void CompiledKernel::operator()(const py::args &given) const {
     }
   }
   const orStream_t stream = device.is_cpu() ? 0 : currentStreamHandle(device.index());
-  if (sanitizerActive() && !device.is_cpu() && canMap(device.index())) call.report(stream);
+  call.fetch(stream);
+  if (sanitizerActive() && !device.is_cpu()) call.report(stream);
   std::move(call).launch(stream, threads_);
 }
 

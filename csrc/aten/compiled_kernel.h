@@ -21,6 +21,7 @@
 
 #include "../task/kernel_memory.h"
 #include "../task/task.h"
+#include "../torch/device.h"
 #include "../torch/stacks.h"
 
 namespace torch_openreg {
@@ -68,6 +69,13 @@ class CompiledCall {
   /* Keeps the line of the call for the kernel's error. */
   void keepStack() { task_->stack = gatherStack(); }
 
+  /* Waits for the stream and copies the tensors' memory to the host, if the device has no `map`.
+   * To the sanitizer neither these copies nor those of the results are accesses of the program, or
+   * waits: a report of the call says what the kernel touches. To be called once, after all
+   * arguments. */
+  void fetch(orStream_t stream);
+  /* The host's copy of a storage; null: there is none. */
+  const char *hostCopy(const void *storage) const;
   /* Reports the whole tensors to the sanitizer. Throws what raiseRaces throws. */
   void report(orStream_t stream) const;
   /* Queues the kernel, or runs it if it is the CPU's or the device has no `map`. The kernel uses no
@@ -91,13 +99,14 @@ class CompiledCall {
     at::Tensor bytes, host;
     std::vector<at::Tensor> written;
   };
+  bool maps() const { return !device().is_cpu() && canMap(device().index()); }
   std::unordered_map<void *, Copied> storages() const;
-  /* Runs the task on copies in host memory. Waits for queued work, and until the results are copied
-   * back. */
-  void runOnCopies(std::unordered_map<void *, Copied> copied);
+  /* Runs the task on the copies. Waits until the results are copied back. */
+  void runOnCopies();
 
   std::unique_ptr<CompiledTask> task_;
-  c10::SmallVector<Used, 8> tensors_;  // of the task's arguments
+  c10::SmallVector<Used, 8> tensors_;          // of the task's arguments
+  std::unordered_map<void *, Copied> copied_;  // by the device's memory
 };
 
 /* Keeps the name of a task as long as the process runs. Called under the GIL. */

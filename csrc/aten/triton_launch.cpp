@@ -219,7 +219,8 @@ void TritonLauncher::launch(PyObject *const *given, const Grid &grid) const {
   for (const int64_t size : grid) call.add(size);
   call.add(orderOf(name_, grid));
   const auto stream = static_cast<orStream_t>(integerOf(given[kStream]));
-  if (sanitizerActive() && canMap(device.index())) check(call, stream);
+  call.fetch(stream);
+  if (sanitizerActive()) check(call, stream);
   const bool one = grid == Grid{1, 1, 1};
   std::move(call).launch(stream, one ? 1 : INT_MAX);
 }

@@ -109,7 +109,12 @@ void TritonTrace::addStorage(const at::Tensor &tensor, bool peeked) {
   }
   words->shift = std::min(words->shift, shift);
   if (peeked && words->host.empty() && words->bytes <= kPeeked) {
-    words->host = peekedBytes(begin, static_cast<size_t>(words->bytes));
+    const char *host = call_.hostCopy(begin);
+    if (host != nullptr) {
+      words->host.assign(host, host + words->bytes);
+    } else {
+      words->host = peekedBytes(begin, static_cast<size_t>(words->bytes));
+    }
   }
 }
 

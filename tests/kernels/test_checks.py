@@ -227,3 +227,61 @@ def test_pinned_memory_of_the_host(reports, waits):
     values = x.sum()
     assert [report.kind for report in reports()] == ["race"] * (not waits)
     assert not waits or values.item() == 192
+
+
+def test_memory_that_is_not_mapped_is_checked_too(run_ok, plugins):
+    program = """
+        import warnings
+        import torch
+        from kernels.test_checks import BLOCK, copy_kernel, fill_kernel, sanitizer, sum_kernel
+
+        warnings.simplefilter("ignore")
+        sanitizer.enable("warn", initcheck=True)
+        x, y, total = (torch.zeros(n, device="openreg") for n in (64, 40, 1))
+        side = torch.openreg.Stream()
+        side.wait_stream(torch.openreg.current_stream())
+        with side:
+            fill_kernel[(2,)](x, 0, 2.0, 32, BLOCK=BLOCK)
+        fill_kernel[(2,)](x, 32, 2.0, 32, BLOCK=BLOCK)
+        torch.openreg.current_stream().wait_stream(side)
+        sum_kernel[(4,)](x, total, True, BLOCK=BLOCK)
+        print(total.item(), sanitizer.reports())
+        sum_kernel[(4,)](x, total, False, BLOCK=BLOCK)
+        with side:
+            fill_kernel[(1,)](x, 0, 3.0, 8, BLOCK=BLOCK)
+        print([report.kind for report in sanitizer.reports()])
+        try:
+            copy_kernel[(3,)](y, x, 40, BLOCK=BLOCK)
+        except IndexError as error:
+            print("copy_kernel" in str(error))
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
+    assert out.splitlines() == ["128.0 []", "['race of a grid', 'race']", "True"]
+
+
+def test_launches_on_memory_that_is_not_mapped_record_no_gradient(run_ok, plugins):
+    program = """
+        import torch
+        from kernels.test_checks import BLOCK, copy_kernel, fill_kernel
+
+        w = torch.ones(64, device="openreg", requires_grad=True)
+        a = w * 2
+        for x in (a, w):
+            fill_kernel[(1,)](x, 0, 2.0, BLOCK, BLOCK=BLOCK)
+            print(x._version)
+        a.sum().backward()
+        print(w.grad.unique().tolist())
+        with torch.inference_mode():
+            x = torch.ones(64, device="openreg")
+        fill_kernel[(1,)](x, 0, 2.0, BLOCK, BLOCK=BLOCK)
+        print(x.sum().item())
+        big = torch.full((1 << 20,), 5.0, device="openreg")
+        p, q = torch.zeros(1 << 20).pin_memory(), torch.zeros(64).pin_memory()
+        torch.openreg._sleep(20_000_000)
+        p.copy_(big, non_blocking=True)
+        copy_kernel[(4,)](p[-64:], q, 64, BLOCK=BLOCK)
+        torch.openreg.synchronize()
+        print(q.unique().tolist())
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
+    assert out.splitlines() == ["0", "0", "[2.0]", "80.0", "[5.0]"]
