@@ -88,12 +88,12 @@ test-all: test
 # The same tests on other drivers: the example plugin with `map` and without, and the OpenCL driver; or DRIVER:
 # vendor, vendor_nomap, opencl or paths of libraries, and ARGS: pytest's. What fails there is declared in
 # tests/drivers/declared.py. Memory that the CPU does not reach has the areas that call operators and copies
-# directly. The others (compile, cpp, device, distributed, integration, kernels, libraries, packaging, ...) have
-# not been examined on it. `vendor_nomap` has no tests of the sanitizer and of schedules: without kernels of its
+# directly, and kernels. The others (compile, cpp, device, distributed, integration, libraries, packaging, ...)
+# have not been examined on it. `vendor_nomap` has no tests of the sanitizer and of schedules: without kernels of its
 # own each operator waits for its stream, which orders everything, so that no test finds its race; and of those in
 # cuda, whose programs wait behind gates of their own.
 DRIVER ?= vendor vendor_nomap $(if $(OPENCL),opencl)
-AREAS_vendor_nomap := $(addprefix tests/,memory graphs operators streams)
+AREAS_vendor_nomap := $(addprefix tests/,graphs kernels memory operators streams)
 AREAS_opencl := $(AREAS_vendor_nomap) $(addprefix tests/,cuda sanitizer schedules)
 
 test-drivers: build ctest
