@@ -119,11 +119,11 @@ at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
       .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
-/* One of them may be in pinned memory, which the sanitizer guards from threads other than this. */
+/* Copies on this thread alone, and records no gradient. One of the tensors may be in pinned memory,
+ * which the sanitizer guards from other threads. */
 void copyWithoutHelp(const at::Tensor &to, const at::Tensor &from) {
   asNarrowWorker([&] {
-    const at::AutoDispatchBelowADInplaceOrView
-        kernels;  // a narrow worker has none; records no gradient
+    const at::AutoDispatchBelowADInplaceOrView kernels;
     to.copy_(from);
   });
 }
@@ -172,7 +172,6 @@ void CompiledCall::fetch(orStream_t stream) {
   if (maps()) return;
   copied_ = storages();
   if (copied_.empty()) return;
-  const at::AutoDispatchBelowADInplaceOrView kernels;
   const OwnWait own;
   const py::gil_scoped_release released;
   OPENREG_CHECK(orStreamSynchronize(stream));  // pinned memory is read at once
@@ -189,7 +188,6 @@ const char *CompiledCall::hostCopy(const void *storage) const {
 }
 
 void CompiledCall::runOnCopies() {
-  const at::AutoDispatchBelowADInplaceOrView kernels;
   const OwnWait own;
   for (KernelArgument &argument : task_->arguments) {
     if (!argument.memory.isOnDevice()) continue;

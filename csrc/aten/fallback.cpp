@@ -111,8 +111,8 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   });
 }
 
-/* Whether it reads no values of argument `i` and writes it: an out= argument, or one in place that is
- * filled. */
+/* Whether it reads no values of argument `i` and writes it: an out= argument, or one in place that
+ * is filled. */
 bool overwrites(const FunctionSchema &schema, const OpTraits &traits, size_t i) {
   if (!traits.isAten) return false;
   if (i != 0 || !traits.inPlace) return traits.isOut[i];
@@ -597,15 +597,9 @@ class Call {
     for (size_t i = 0; i < cpu_.size(); ++i) stack_->push_back(toCaller(cpu_[i], i));
   }
 
-  /* To the sanitizer it is no read: the kernel keeps or overwrites these values. */
-  static at::Tensor copyUnread(const at::Tensor &tensor) {
-    const OwnWait own;
-    return tensor.cpu();
-  }
-
   at::Tensor copyOf(const at::Tensor &tensor) {
     if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-    const at::Tensor copy = overwritten_ ? copyUnread(tensor) : tensor.cpu();
+    const at::Tensor copy = tensor.cpu();
     if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
     originals_.add(copy.unsafeGetTensorImpl(), tensor);
     return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
@@ -647,8 +641,13 @@ class Call {
     begin();
     OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
     for (size_t i = 0; i < arguments_.size(); ++i) {
-      overwritten_ = overwrites(schema_, traits_, i);
-      cpu_.push_back(forKernel(arguments_[i]));
+      const auto take = [&] { cpu_.push_back(forKernel(arguments_[i])); };
+      if (!overwrites(schema_, traits_, i)) {
+        take();
+        continue;
+      }
+      const OwnWait own;  // to the sanitizer it is no read
+      take();
     }
     const ForDevice kernelOnCopies;
     const auto run = [this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); };
@@ -701,7 +700,6 @@ class Call {
   const DispatchKeySet autograd_;  // the keys that the kernel handles itself
   bool recordsGradient_ = false;   // then everything is copied
   bool readsHost_ = false;         // an argument is a CPU tensor and no number
-  bool overwritten_ = false;       // the argument that is being copied: its values are not read
   orStream_t stream_ = 0;
   c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results

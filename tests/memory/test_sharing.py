@@ -23,7 +23,7 @@ from torch_openreg import _C, _transit
 
 DEVICE = "openreg:1"
 TIMEOUT = 120
-# What a receiver is told of a sender that was killed, by the point it had reached.
+# The errors that a receiver may get when its sender is killed.
 KILLED = "help: the sender must live|ended before its work was done|that sent it on has ended"
 pytestmark = pytest.mark.simulated_device("it shares memory between processes")
 
