@@ -400,11 +400,12 @@ RANDOM_PROGRAMS ?= $(if $(SHORT),100,1000)
 WALK_SAMPLE ?= $(if $(SHORT),5,1)
 sanitize: sanitize-core sanitize-operators sanitize-programs
 
+# ThreadSanitizer has a program sleep for a second at its end; the walk starts hundreds.
 sanitize-core:
 	$(locked) sanitize-files
 	@for kind in tsan asan ubsan; do \
 	  echo "== $$kind"; \
-	  export TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  export TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=50 UBSAN_OPTIONS=print_stacktrace=1 \
 	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) OPENREG_WALK_SAMPLE=$(WALK_SAMPLE); \
 	  $(call in_batches,build/ctest/$$kind/run-tests) && build/ctest/$$kind/walk || exit 1; \
 	done
