@@ -180,7 +180,7 @@ class Call final : public DeviceCall {
     traits_.counters->own.fetch_add(1, std::memory_order_relaxed);
     int queued = 0;
     const orError_t error = orLaunchOperator(
-        &call_, static_cast<DeviceCall *>(this),
+        &call_, traits_.name, static_cast<DeviceCall *>(this),
         [](void *owner) { delete static_cast<DeviceCall *>(owner); }, &queued);
     if (queued != 0) (void)self.release();
     OPENREG_CHECK(error);

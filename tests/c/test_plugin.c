@@ -498,7 +498,7 @@ static orError_t runOperator(const char *name, const orArgument *arguments, size
   int accepts;
   ASSERT_OK(orAcceptsOperator(&accepts, &call));
   ASSERT_EQ(accepts, 1);
-  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL));
+  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL, NULL));
   return orStreamSynchronize(call.stream);
 }
 

@@ -94,14 +94,14 @@ TEST(seam_operator_runs_in_its_stream) {
   ASSERT_EQ(accepts, 1);
   ASSERT_OK(orAcceptsOperator(&accepts, &other));
   ASSERT_EQ(accepts, 0);
-  ASSERT_OK(orLaunchOperator(&call, &drops, countDrop, &queued));
+  ASSERT_OK(orLaunchOperator(&call, NULL, &drops, countDrop, &queued));
   ASSERT_EQ(queued, 1);
   ASSERT_OK(orStreamSynchronize(stream));
   ASSERT_EQ(ran_on, stream);
   ASSERT_PTR(seen, &call);
   ASSERT_EQ(orGetTaskStream(), 0);
-  ASSERT_OK(orLaunchOperator(&other, &drops, countDrop, NULL));
-  ASSERT_REFUSED(orStreamSynchronize(stream), orErrorLaunchFailure, "now on openreg:1");
+  ASSERT_OK(orLaunchOperator(&other, "called", &drops, countDrop, NULL));
+  ASSERT_REFUSED(orStreamSynchronize(stream), orErrorLaunchFailure, "called on openreg:1");
   awaitInt(&drops, 2);
 }
 
@@ -111,7 +111,7 @@ TEST(seam_operator_completes_later) {
   orOperatorCall call = callOf(1, stream, &zero);
   orTrace trace = {.size = sizeof trace};
   ASSERT_OK(orTraceStart(0));
-  ASSERT_OK(orLaunchOperator(&call, &drops, countDrop, NULL));
+  ASSERT_OK(orLaunchOperator(&call, NULL, &drops, countDrop, NULL));
   orEvent_t done = awaitStart();
   ASSERT_ERROR(orStreamQuery(stream), orErrorNotReady);
   ASSERT_EQ(drops, 0);
@@ -141,7 +141,7 @@ TEST(seam_operator_completes_later) {
 TEST(seam_completion_is_signalled_once) {
   orStream_t stream = useSeam();
   orOperatorCall call = callOf(1, stream, &zero);
-  ASSERT_OK(orLaunchOperator(&call, &drops, countDrop, NULL));
+  ASSERT_OK(orLaunchOperator(&call, NULL, &drops, countDrop, NULL));
   orEvent_t done = awaitStart();
   beginCapture();
   ASSERT_OK(orEventSignal(done, (orError_t)999));
@@ -171,7 +171,8 @@ TEST(seam_only_the_devices_own_kernels) {
   int accepts, queued = 1;
   call.kernel = &foreign;
   ASSERT_REFUSED(orAcceptsOperator(&accepts, &call), orErrorInvalidValue, "one of the 2");
-  ASSERT_REFUSED(orLaunchOperator(&call, NULL, NULL, &queued), orErrorInvalidValue, "\"seam\"");
+  ASSERT_REFUSED(orLaunchOperator(&call, NULL, NULL, NULL, &queued), orErrorInvalidValue,
+                 "\"seam\"");
   ASSERT_EQ(queued, 0);
   const orOperatorKernel *kernels;
   size_t count;
@@ -204,13 +205,13 @@ TEST(seam_properties) {
 TEST(seam_loss_and_reset) {
   orStream_t stream = useSeam();
   orOperatorCall call = callOf(1, stream, &zero);
-  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL));
+  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL, NULL));
   awaitStart();
   ASSERT_OK(orDeviceReset());
   ASSERT_EQ(resets, 1);
   ASSERT_EQ(lost, 0);
   atomic_store(&started, 0);
-  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL));
+  ASSERT_OK(orLaunchOperator(&call, NULL, NULL, NULL, NULL));
   ASSERT_OK(orEventSignalError(awaitStart(), orErrorDeviceLost, "fell off the bus"));
   ASSERT_REFUSED(orStreamSynchronize(stream), orErrorDeviceLost, "fell off the bus");
   awaitInt(&lost, 1);

@@ -368,8 +368,8 @@ static void destroyOperator(void *args) {
   if (a->drop) a->drop(a->owner);
 }
 
-orError_t orLaunchOperator(const orOperatorCall *call, void *owner, void (*drop)(void *owner),
-                           int *queued) {
+orError_t orLaunchOperator(const orOperatorCall *call, const char *name, void *owner,
+                           void (*drop)(void *owner), int *queued) {
   orStream *s;
   orTask *t;
   int device;
@@ -380,7 +380,7 @@ orError_t orLaunchOperator(const orOperatorCall *call, void *owner, void (*drop)
   OR_TRY(checkOperator(call, device));
   OR_TRY(orStreamBegin(call->stream, true, sizeof(orOperatorArgs), &s, &t));
   t->kind = OR_KIND_KERNEL;
-  t->name = call->kernel->name;
+  t->name = name ? name : call->kernel->name;
   t->destroy = destroyOperator;
   t->is_operator = true;
   *(orOperatorArgs *)orTaskArgs(t) = (orOperatorArgs){call, owner, drop};
