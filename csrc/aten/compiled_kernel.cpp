@@ -30,6 +30,7 @@
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
+#include "../torch/warnings.h"
 #include "../task/tensor_accesses.h"
 #include "../task/tensor_metadata.h"
 
@@ -187,14 +188,17 @@ const char *CompiledCall::hostCopy(const void *storage) const {
                                 : static_cast<const char *>(found->second.host.const_data_ptr());
 }
 
-void CompiledCall::runOnCopies() {
+void CompiledCall::launchOnCopies(orStream_t stream, unsigned flags) {
   const OwnWait own;
   for (KernelArgument &argument : task_->arguments) {
     if (!argument.memory.isOnDevice()) continue;
     void *host = copied_.at(argument.memory.data).host.mutable_data_ptr();
     argument.memory = KernelMemory::ofHost(host);
   }
-  task_->run();
+  // The wait may end before the kernel does: the device may be lost.
+  for (const auto &[memory, copy] : copied_) task_->copies.push_back(copy.host);
+  launchTask(std::move(task_), stream, {}, flags);
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream));
   for (auto &[memory, copy] : copied_) {
     for (const at::Tensor &tensor : copy.written) {
       copyWithoutHelp(tensor, likeIn(tensor, copy.host));
@@ -204,13 +208,16 @@ void CompiledCall::runOnCopies() {
 
 void CompiledCall::launch(orStream_t stream, int threads) && {
   const int before = task_->caller.threads;
-  if (!maps()) {
-    py::gil_scoped_release released;
-    const auto run = [this] { runOnCopies(); };
+  if (device().is_cpu()) {
+    const py::gil_scoped_release released;
+    const auto run = [this] { task_->run(); };
     return threads == 1 || before <= threads ? run() : asNarrowWorker(run);
   }
   task_->caller.threads = std::min(before, threads);
-  launchTask(std::move(task_), stream, {}, threads > 1 ? 0 : orLaunchAnyThread);
+  const unsigned flags = threads > 1 ? 0 : orLaunchAnyThread;
+  if (maps()) return launchTask(std::move(task_), stream, {}, flags);
+  const py::gil_scoped_release released;
+  launchOnCopies(stream, flags);
 }
 
 namespace {
@@ -230,7 +237,7 @@ class CompiledKernel {
   }
 
   /* Queues the kernel on the current stream of its tensors' device, and returns. If all tensors are
-   * the CPU's, or the device has no `map`, runs the kernel. */
+   * the CPU's, runs the kernel; if the device has no `map`, waits for it. */
   void operator()(const py::args &given) const;
 
  private:

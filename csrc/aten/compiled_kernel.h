@@ -2,8 +2,8 @@
  * A compiled CPU kernel as a task of a stream, for whoever generates such kernels.
  *
  * A task holds addresses and numbers by value, and the entry of the kernel, which is never
- * unloaded. It holds no tensor: the order of the stream alone keeps memory alive, as for every
- * operator.
+ * unloaded. It holds no device tensor: the order of the stream alone keeps memory alive, as for
+ * every operator.
  */
 #pragma once
 
@@ -52,7 +52,8 @@ struct CompiledTask final : Task {
   const KernelEntry entry;
   c10::SmallVector<KernelArgument, 8> arguments;
   c10::SmallVector<int64_t, 8> numbers;
-  PythonStack stack;  // of the call, for the kernel's error
+  std::vector<at::Tensor> copies;  // on the host, of a device without `map`
+  PythonStack stack;               // of the call, for the kernel's error
 };
 
 /* A call of a kernel. It borrows its tensors. */
@@ -78,8 +79,8 @@ class CompiledCall {
   const char *hostCopy(const void *storage) const;
   /* Reports the whole tensors to the sanitizer. Throws what raiseRaces throws. */
   void report(orStream_t stream) const;
-  /* Queues the kernel, or runs it if it is the CPU's or the device has no `map`. The kernel uses no
-   * more than `threads` threads. */
+  /* Queues the kernel, and waits for it if the device has no `map`. Runs it if it is the CPU's. The
+   * kernel uses no more than `threads` threads. */
   void launch(orStream_t stream, int threads) &&;
 
   c10::Device device() const { return task_->device; }
@@ -101,8 +102,8 @@ class CompiledCall {
   };
   bool maps() const { return !device().is_cpu() && canMap(device().index()); }
   std::unordered_map<void *, Copied> storages() const;
-  /* Runs the task on the copies. Waits until the results are copied back. */
-  void runOnCopies();
+  /* Queues the kernel on the copies, and waits until the results are copied back. */
+  void launchOnCopies(orStream_t stream, unsigned flags);
 
   std::unique_ptr<CompiledTask> task_;
   c10::SmallVector<Used, 8> tensors_;          // of the task's arguments

@@ -168,8 +168,8 @@ class Call final : public DeviceCall {
     OPENREG_CHECK(orAcceptsOperator(&accepts, &call_));
     return accepts != 0;
   }
-  Results launch(std::unique_ptr<DeviceCall> &self, c10::ArrayRef<IValue> arguments,
-                 c10::function_ref<uint64_t(size_t)> draw) {
+  Results launch(std::unique_ptr<DeviceCall> &self, const char *name,
+                 c10::ArrayRef<IValue> arguments, c10::function_ref<uint64_t(size_t)> draw) {
     for (size_t i = 0; i < call_.argument_count; ++i) {
       auto &argument = const_cast<orArgument &>(call_.arguments[i]);
       if (argument.kind == orArgumentSeed) argument.value.seed = draw(i);
@@ -180,7 +180,7 @@ class Call final : public DeviceCall {
     traits_.counters->own.fetch_add(1, std::memory_order_relaxed);
     int queued = 0;
     const orError_t error = orLaunchOperator(
-        &call_, traits_.name, static_cast<DeviceCall *>(this),
+        &call_, name, static_cast<DeviceCall *>(this),
         [](void *owner) { delete static_cast<DeviceCall *>(owner); }, &queued);
     if (queued != 0) (void)self.release();
     OPENREG_CHECK(error);
@@ -367,9 +367,10 @@ std::unique_ptr<DeviceCall> DeviceCall::make(const c10::OperatorHandle &op, cons
   return call;
 }
 
-Results DeviceCall::queue(std::unique_ptr<DeviceCall> call, c10::ArrayRef<IValue> arguments,
+Results DeviceCall::queue(std::unique_ptr<DeviceCall> call, const char *name,
+                          c10::ArrayRef<IValue> arguments,
                           c10::function_ref<uint64_t(size_t)> draw) {
-  return static_cast<Call &>(*call).launch(call, arguments, draw);
+  return static_cast<Call &>(*call).launch(call, name, arguments, draw);
 }
 
 }  // namespace torch_openreg

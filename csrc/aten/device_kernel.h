@@ -40,9 +40,10 @@ class DeviceCall : Uncopyable {
                                           orStream_t stream, c10::ArrayRef<c10::IValue> arguments);
   virtual ~DeviceCall() = default;
 
-  /* Queues it and returns its results. `draw` makes the number in place of the generator at an
-   * argument's position. */
-  static Results queue(std::unique_ptr<DeviceCall> call, c10::ArrayRef<c10::IValue> arguments,
+  /* Queues it and returns its results. `name` is the operator that the program called. `draw` makes
+   * the number in place of the generator at an argument's position. */
+  static Results queue(std::unique_ptr<DeviceCall> call, const char *name,
+                       c10::ArrayRef<c10::IValue> arguments,
                        c10::function_ref<uint64_t(size_t)> draw);
 
  protected:

@@ -10,11 +10,15 @@
 #include "fallback.h"
 
 #include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_copy_from_and_resize.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -149,6 +153,32 @@ void pushResults(Stack *stack, size_t taken, Results &results) {
   for (IValue &result : results) stack->push_back(std::move(result));
 }
 
+/* Whether a tensor has elements again and again, as expand() makes them. */
+bool isExpanded(const at::Tensor &tensor) {
+  return isPlain(tensor) && !tensor._is_zerotensor() && tensor.numel() > 0 &&
+         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+/* Each element of an expanded tensor once. */
+at::Tensor elementsOf(const at::Tensor &tensor) {
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0) sizes[d] = 1;
+  }
+  return at::as_strided(tensor, sizes, tensor.strides());
+}
+
+/* A copy on the CPU that is expanded, too. It is no view, or writes would count at another one. */
+at::Tensor copyExpanded(const at::Tensor &tensor) {
+  const at::Tensor elements = elementsOf(tensor).cpu();
+  std::vector<int64_t> strides = elements.strides().vec();
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0) strides[d] = 0;
+  }
+  return at::empty({0}, elements.options())
+      .set_(elements.storage(), elements.storage_offset(), tensor.sizes(), strides);
+}
+
 /* How a call is run. */
 enum class CallStrategy {
   kQueue,      // the metadata of its results is known
@@ -167,7 +197,7 @@ struct Copy {
 
 struct Plan {
   CallStrategy strategy = CallStrategy::kWait;
-  const char *name = nullptr;                // for kQueue; null: the operator's
+  const char *name = nullptr;                // for kQueue and kDevice; null: the operator's
   CallKey key{};                             // for kQueue and kInfer
   std::shared_ptr<const OutputSpec> spec{};  // for kQueue
   std::vector<c10::Warning> warnings{};      // of a dry run
@@ -517,13 +547,16 @@ class Call {
     countWrites(traits_, arguments());
   }
 
+  const char *nameOf(const Plan &plan) const {
+    return plan.name != nullptr ? plan.name : traits_.name;
+  }
+
   void queue(Plan plan) {
     for (const c10::Warning &warning : plan.warnings) c10::warn(warning);
     begin();
     Results results;
-    const char *name = plan.name != nullptr ? plan.name : traits_.name;
-    queueOperator(op_, traits_, name, plan.key, std::move(plan.spec), device_, stream_, arguments(),
-                  results, !plan.warnings.empty());
+    queueOperator(op_, traits_, nameOf(plan), plan.key, std::move(plan.spec), device_, stream_,
+                  arguments(), results, !plan.warnings.empty());
     pushResults(stack_, arguments_.size(), results);
   }
 
@@ -534,7 +567,8 @@ class Call {
                                 " draws random numbers and cannot be captured: each replay would "
                                 "draw the same");
     countWrites(traits_, arguments());
-    Results results = DeviceCall::queue(std::move(plan.call), arguments(), [this](size_t i) {
+    const char *name = nameOf(plan);
+    Results results = DeviceCall::queue(std::move(plan.call), name, arguments(), [this](size_t i) {
       return drawFrom(generatorState(arguments_[i]));
     });
     pushResults(stack_, arguments_.size(), results);
@@ -566,13 +600,18 @@ class Call {
     eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
   }
 
+  /* On a worker. */
+  void runKernel() {
+    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
+    op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
+  }
+
   void runOnAliases() {
     {
       WorkerMemory memory(stream_, device_.index());
-      const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-      const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
       for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-      op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
+      runKernel();
     }
     aliases_->adoptResized();
     for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
@@ -599,7 +638,8 @@ class Call {
 
   at::Tensor copyOf(const at::Tensor &tensor) {
     if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-    const at::Tensor copy = tensor.cpu();
+    const bool expanded = !recordsGradient_ && isExpanded(tensor);
+    const at::Tensor copy = expanded ? copyExpanded(tensor) : tensor.cpu();
     if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
     originals_.add(copy.unsafeGetTensorImpl(), tensor);
     return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
@@ -616,7 +656,10 @@ class Call {
           tensor.copy_(copy->cpu);
         } else if (traits_.isWritten[i]) {
           const at::AutoDispatchBelowADInplaceOrView unseen;
-          at::_copy_from_and_resize(copy->cpu, tensor);
+          if (isExpanded(tensor) && copy->cpu.sizes() == tensor.sizes())
+            elementsOf(tensor).copy_(elementsOf(copy->cpu));
+          else
+            at::_copy_from_and_resize(copy->cpu, tensor);
         }
       });
     }
@@ -632,26 +675,35 @@ class Call {
     return result.to(device_);
   }
 
-  /* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach,
-   * and for kernels whose own operators record a gradient, which they do for CPU tensors. A fork
-   * waits for the kernel alone: a copy may need a worker, or the GIL (for hooks of autograd), and
-   * the forking thread holds both. */
+  void takeCopies() {
+    // The kernel's thread is in no inference mode, and could not write to an inference tensor.
+    std::optional<c10::InferenceMode> ordinary;
+    std::optional<at::AutoDispatchBelowADInplaceOrView> unrecorded;
+    if (c10::InferenceMode::is_enabled()) {
+      ordinary.emplace(false);
+      unrecorded.emplace();
+    }
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      std::optional<OwnWait> own;
+      if (overwrites(schema_, traits_, i)) own.emplace();  // to the sanitizer it is no read
+      cpu_.push_back(forKernel(arguments_[i]));
+    }
+  }
+
+  /* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach:
+   * the kernel is a task of the stream as every other one is. And it is for kernels whose own
+   * operators record a gradient, which they do for CPU tensors, on the thread that calls them. */
   void copy() {
     SyncNoted noted(traits_.name, stream_);
     begin();
     OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      const auto take = [&] { cpu_.push_back(forKernel(arguments_[i])); };
-      if (!overwrites(schema_, traits_, i)) {
-        take();
-        continue;
-      }
-      const OwnWait own;  // to the sanitizer it is no read
-      take();
+    takeCopies();
+    if (recordsGradient_) {
+      const ForDevice kernelOnCopies;
+      op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
+    } else {
+      runOnWorker(stream_, traits_.name, areSmall(arguments()), [this] { runKernel(); });
     }
-    const ForDevice kernelOnCopies;
-    const auto run = [this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); };
-    recordsGradient_ ? run() : asKernel(run);
     copyBack();
     finish();
   }

@@ -99,7 +99,8 @@ bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
   if (C10_UNLIKELY(!maps || hasDeviceKernel(op))) {
     if (auto call = DeviceCall::make(op, traits, *spec, device, stream, arguments)) {
       countWrites(traits, arguments);
-      results = DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
+      results = DeviceCall::queue(std::move(call), traits.name, arguments,
+                                  [](size_t) { return uint64_t{0}; });
       return true;
     }
     if (!maps) return false;

@@ -251,6 +251,27 @@ def test_cpu_only_cpp_operators_are_refused_where_autograd_needs_more(extension,
     ]
 
 
+def test_cpu_only_cpp_operator_on_copies_is_as_on_the_cpu(extension, run_ok, plugins):
+    """In inference mode, and with the gradient of an expanded tensor."""
+    program = f"""
+        import warnings
+        import torch
+        torch.ops.load_library({str(extension)!r})
+        ops = torch.ops.openreg_cpp
+        warnings.simplefilter("ignore")  # of an operator without a derivative of its own
+        for device in "cpu", "openreg":
+            x = torch.ones(3, device=device)
+            with torch.inference_mode():
+                ops.twice_(x)
+            weights = torch.tensor([1.0, 2.0, 6.0], device=device)
+            one = torch.ones(1, device=device).expand(3).requires_grad_()
+            ops.sum_and_product(one, weights)[1].sum().backward()
+            print(x.tolist(), one.grad.tolist())
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")}).splitlines()
+    assert out == ["[2.0, 2.0, 2.0] [1.0, 2.0, 6.0]"] * 2
+
+
 def test_cpu_only_cpp_operator_works_inside_of_another_operator(extension, run_ok):
     """By a handler of the warning that the first one waits."""
     out = run_ok(

@@ -458,7 +458,9 @@ def test_memory_that_a_call_on_copies_overwrites_is_not_read(run_ok, plugins):
         )
         print(outs[1].tolist())
         print([report.kind for report in torch.openreg.sanitizer.reports()])
-        torch.empty(3, device="openreg").add_(1)
+        partly = torch.empty(2, 3, device="openreg")
+        partly[:, :1].expand(2, 2).fill_(3)
+        partly[0, 1:].add_(1)
         print([report.kind for report in torch.openreg.sanitizer.reports()])
     """
     out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
@@ -467,4 +469,32 @@ def test_memory_that_a_call_on_copies_overwrites_is_not_read(run_ok, plugins):
         "[5.0, 5.0, 5.0]",
         "[]",
         "['uninitialized']",
+    ]
+
+
+def test_kernel_on_copies_is_a_task_of_the_stream(run_ok, plugins):
+    program = """
+        import warnings
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        warnings.simplefilter("ignore")
+        x = torch.arange(4.0, device="openreg")
+        with torch.openreg.testing.inject("kernel_error"):
+            try:
+                x.nonzero()
+            except RuntimeError as error:
+                print(str(error).partition("\\n")[0])
+        with profile(activities=[ProfilerActivity.PrivateUse1]) as p:
+            x.mul_(2)
+        print([row.name for row in p.events() if "aten" in row.name or "Memcpy " in row.name])
+        twice = torch.zeros(3, device="openreg")[1:2].expand(2)  # whose elements share memory
+        twice.index_fill_(0, torch.tensor([1], device="openreg"), 7)
+        print(twice.tolist(), twice._base.tolist())
+    """
+    out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
+    assert out.splitlines() == [
+        'orErrorLaunchFailure: nonzero on openreg:0 failed: injected fault "kernel_error"',
+        "['Memcpy DtoH', 'aten::mul_', 'Memcpy HtoD']",
+        "[7.0, 7.0] [0.0, 7.0, 0.0]",
     ]

@@ -293,7 +293,7 @@ bool copyOnDevice(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   auto call =
       DeviceCall::make(op, traits, *spec, device, currentStreamHandle(device.index()), arguments);
   if (call == nullptr) return false;
-  DeviceCall::queue(std::move(call), arguments, [](size_t) { return uint64_t{0}; });
+  DeviceCall::queue(std::move(call), traits.name, arguments, [](size_t) { return uint64_t{0}; });
   return true;
 }
 
