@@ -21,6 +21,7 @@
 cl_context theContext;
 bool hasDoubles = true;
 static Device devices[OPENREG_MAX_DEVICES];
+static pid_t creator; /* the process that has made them */
 
 /* ---- Errors ---- */
 
@@ -119,6 +120,7 @@ static orError_t allocate(void *device, size_t bytes, void **ptr) {
   cl_int error;
   *ptr = NULL;
   if (bytes == 0) return orSuccess;
+  if (getpid() != creator) return orErrorForked; /* OpenCL's threads are the parent's */
   cl_mem memory = clCreateBuffer(theContext, CL_MEM_READ_WRITE, bytes, NULL, &error);
   if (error) return codeOf(error);
   void *range = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -416,6 +418,7 @@ static orError_t createDevices(const orDeviceConfig *config, int count, orDevice
   if (!hardware) return orErrorNoDevice;
   theContext = clCreateContext(NULL, hardware, found, NULL, NULL, &error);
   if (error) return orErrorNoDevice;
+  creator = getpid();
   for (cl_uint i = 0; i < hardware; i++) hasDoubles &= computesDoubles(found[i]);
   size_t sharing = ((size_t)count + hardware - 1) / hardware;
   for (int i = 0; i < count; i++) {
