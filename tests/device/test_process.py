@@ -363,7 +363,7 @@ def test_autograd_threads_have_ended_when_python_ends(run_ok):
     out = run_ok(
         fresh=True,
         code="""
-        import atexit, glob
+        import atexit, glob, time
         def names():
             tasks = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
             return sorted(name for name in tasks if name.startswith("pt_autograd"))
@@ -372,6 +372,9 @@ def test_autograd_threads_have_ended_when_python_ends(run_ok):
         x = torch.ones(3, device="openreg", requires_grad=True)
         atexit.register(lambda: (x * 2).sum().backward())
         (x * 2).sum().backward()
+        limit = time.monotonic() + 60
+        while len(names()) < 2 and time.monotonic() < limit:  # a thread sets its name itself
+            time.sleep(0.01)
         print(names())
         """,
     )
