@@ -1,42 +1,50 @@
 """The pytest plugin of `make test-drivers`: a failure that declared.py has for the driver is an
 expected one, with its reason. A declaration of which no test fails is an error."""
 
-import functools
 import os
+import sys
 import threading
-import weakref
 
 import pytest
 import torch
 from support.declarations import Outcome, judge
 
+from . import gates
 from .declared import WAITS, declared
 
 DECLARED = declared(os.environ["OPENREG_PLUGIN"])
 GATE_LIMIT = 0.5 if WAITS in DECLARED else 10  # seconds
+# For the programs of tests, whose processes share the cores with other tests'.
+os.environ["PROGRAM_GATE_LIMIT"] = str(10 * GATE_LIMIT)
 outcomes = {}  # of the process that reports
+_failed = pytest.StashKey()  # of a test: the reason of its declared failure
 _opened = threading.Event()  # a gate of the present test
-_wait = torch.openreg.testing.gate.wait
 
 
-def _open(kept):
-    gate = kept()
-    if gate is not None and not gate.is_open:
-        _opened.set()
-        gate.open()
+def _open(opens):
+    _opened.set()
+    opens()
 
 
-@functools.wraps(_wait)
-def _wait_with_limit(gate, stream=None):
-    # An operator that the driver has no kernel for waits for its stream, perhaps behind a gate
-    # that the same thread opens. After the first one of a test, the others are opened at once.
-    _wait(gate, stream)
-    timer = threading.Timer(0.01 if _opened.is_set() else GATE_LIMIT, _open, [weakref.ref(gate)])
-    timer.daemon = True
-    timer.start()
+# After the first one of a test, the others are opened at once.
+gates.limit(lambda: 0.01 if _opened.is_set() else GATE_LIMIT, _open)
 
 
-torch.openreg.testing.gate.wait = _wait_with_limit
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)  # which keeps a failed test's memory
+
+
+def _clear():
+    """Or the next test gets the errors that a failed one has left."""
+    for index in range(torch.openreg.device_count()):
+        try:
+            torch.openreg.synchronize(index)
+        except torch.AcceleratorError:
+            torch.openreg.reset(index)  # a lost device
+        except RuntimeError:
+            pass
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,9 +52,12 @@ def pytest_runtest_call():
     _opened.clear()
     try:
         return (yield)
+    except BaseException:
+        _clear()
+        raise
     finally:
         if _opened.is_set():
-            raise AssertionError("a call waited for its stream, behind a gate")
+            raise AssertionError(gates.WAITED)
 
 
 def _outcome(report):
@@ -54,15 +65,25 @@ def _outcome(report):
     return Outcome((report.nodeid.removeprefix("tests/"),), failed, report.longreprtext)
 
 
+def _reason(item, report):
+    """Why it is expected to fail, or None. An error of every test's is that of its own call: a
+    capture that one has left open would be met by all the tests that follow."""
+    for entry in DECLARED:
+        everywhere = entry.tests == "*" and report.when != "call"
+        if not everywhere and _outcome(report).is_covered(entry):
+            return entry.reason
+    # A call that has failed keeps its memory, which a test's end may count.
+    counts = report.when == "teardown" and "'allocation'" in report.longreprtext
+    return item.stash.get(_failed, None) if counts else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    for entry in DECLARED if report.failed else ():
-        # An error of every test's is that of its own call: a capture that one has left open would
-        # be met by all the tests that follow.
-        if (call.when == "call" or entry.tests != "*") and _outcome(report).is_covered(entry):
-            report.outcome, report.wasxfail, report.declared = "skipped", entry.reason, True
-            break
+    reason = _reason(item, report) if report.failed else None
+    if reason is not None:
+        report.outcome, report.wasxfail, report.declared = "skipped", reason, True
+        item.stash[_failed] = reason
     return report
 
 

@@ -132,6 +132,10 @@ def program(path):
             code = script.read()
     sys.excepthook = _show_error
     torch._import_device_backends()
+    if "PROGRAM_GATE_LIMIT" in os.environ and "torch_openreg._C" in sys.modules:
+        from drivers import gates
+
+        gates.end_program(float(os.environ["PROGRAM_GATE_LIMIT"]))
     return compile(code, file, "exec")
 
 
