@@ -68,9 +68,9 @@ def _outcome(report):
 def _reason(item, report):
     """Why it is expected to fail, or None. An error of every test's is that of its own call: a
     capture that one has left open would be met by all the tests that follow."""
+    outcome = _outcome(report)
     for entry in DECLARED:
-        everywhere = entry.tests == "*" and report.when != "call"
-        if not everywhere and _outcome(report).is_covered(entry):
+        if (report.when == "call" or entry.tests != "*") and outcome.is_covered(entry):
             return entry.reason
     # A call that has failed keeps its memory, which a test's end may count.
     counts = report.when == "teardown" and "'allocation'" in report.longreprtext

@@ -92,8 +92,8 @@ OR_API orError_t orAcceptsOperator(int *accepts, const orOperatorCall *call);
 
 /* Queues the kernel of `call`, which must be an entry of the device's table, as a task with this
  * name, that of the operator that the program calls; null is the kernel's. `drop(owner)` is called
- * once, when the call is no longer used. On failure nothing is queued, unless `*queued` is
- * 1, as for orLaunchKernelEx. The sanitizer gets the accesses from orSanitizerAccess. */
+ * once, when the call is no longer used. On failure nothing is queued, unless `*queued` is 1, as
+ * for orLaunchKernelEx. The sanitizer gets the accesses from orSanitizerAccess. */
 OR_API orError_t orLaunchOperator(const orOperatorCall *call, const char *name, void *owner,
                                   void (*drop)(void *owner), int *queued);
 
