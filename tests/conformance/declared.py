@@ -4,6 +4,7 @@ An entry holds for an operator, the dtypes named ("*": all that it has; "errors"
 and one kind of difference. Each of them has to occur: one that does not is stale, and fails.
 """
 
+import os
 from dataclasses import dataclass
 
 from jobs import ERRORS, Job
@@ -44,6 +45,45 @@ DECLARED = (
         compiled=True,
     ),
 )
+FORMULA = "attention takes the formula of its operators, not the CPU's kernel"
+ROUNDS = (
+    "the driver's kernels round halves elsewhere in a chain that cancels or has several of them"
+)
+OPENCL = (
+    Declared(
+        "nn_functional_scaled_dot_product_attention",
+        "float32 float64 bfloat16 float16",
+        "gradient's strides",
+        FORMULA,
+    ),
+    *(
+        Declared("nn_functional_scaled_dot_product_attention", "bfloat16 float16", kind, FORMULA)
+        for kind in ("values", "gradient's values")
+    ),
+    *(
+        Declared(op, dtypes, "gradient's values", ROUNDS)
+        for op, dtypes in {
+            "cov": "bfloat16",
+            "linalg_vector_norm": "float16",
+            "masked_softmax": "bfloat16",
+            "nn_functional_linear_cross_entropy": "bfloat16 float16",
+            "nn_functional_normalize": "bfloat16",
+            "nn_functional_soft_margin_loss": "float16",
+            "softmax": "bfloat16",
+        }.items()
+    ),
+    Declared("nn_functional_linear_cross_entropy", "float16", "values", ROUNDS),
+)
+NOMAP = (
+    Declared(
+        "as_strided_scatter",
+        "bfloat16 float16",
+        "message",
+        "a copy requires no gradient, and an assertion of the CPU's kernel is about one that does",
+    ),
+)
+DRIVERS = {"libopencl.so": OPENCL, "libvendor_nomap.so": NOMAP}
+DECLARED += DRIVERS.get(os.path.basename(os.environ.get("OPENREG_PLUGIN", "")), ())
 
 
 def declared(job):

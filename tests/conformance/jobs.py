@@ -35,7 +35,9 @@ class Job:
 
 
 def _environment(blocking):
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    """On the driver that runs this, with the settings of a process of its own."""
+    driver = ("OPENREG_PLUGIN", "OPENREG_DEVICE_COUNT")
+    variables = {k: v for k, v in os.environ.items() if k in driver or not k.startswith("OPENREG_")}
     variables["OPENREG_LAUNCH_BLOCKING"] = "1" if blocking else "0"
     return variables
 
