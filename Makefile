@@ -88,12 +88,12 @@ test-all: test
 # The same tests on other drivers: the example plugin with `map` and without, and the OpenCL driver; or DRIVER:
 # vendor, vendor_nomap, opencl or paths of libraries, and ARGS: pytest's. What fails there is declared in
 # tests/drivers/declared.py. Memory that the CPU does not reach has the areas that call operators; those of
-# commands and of other suites (conformance, judges, libraries, packaging, upstream) are about programs of their own.
+# commands and of other suites (judges, libraries, packaging, upstream) are about programs of their own.
 # `vendor_nomap` has no tests of the sanitizer and of schedules: without kernels of its own each operator waits for
 # its stream, which orders everything, so that no test finds its race; and of those in cuda and distributed, whose
 # programs wait behind gates of their own.
 DRIVER ?= vendor vendor_nomap $(if $(OPENCL),opencl)
-AREAS_vendor_nomap := $(addprefix tests/,compile device graphs integration kernels memory operators streams)
+AREAS_vendor_nomap := $(addprefix tests/,compile conformance device graphs integration kernels memory operators streams)
 AREAS_opencl := $(AREAS_vendor_nomap) $(addprefix tests/,cuda distributed sanitizer schedules)
 
 test-drivers: build ctest

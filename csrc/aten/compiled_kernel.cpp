@@ -114,27 +114,6 @@ KernelArgument argumentOf(const at::Tensor &tensor, c10::Device device, const ch
   return argument;
 }
 
-/* The tensor in the host's copy of a storage that corresponds to `tensor`. */
-at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
-  return at::empty({0}, host.options().dtype(tensor.dtype()))
-      .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
-}
-
-/* Copies on this thread alone, and records no gradient. One of the tensors may be in pinned memory,
- * which the sanitizer guards from other threads. */
-void copyWithoutHelp(const at::Tensor &to, const at::Tensor &from) {
-  asNarrowWorker([&] {
-    const at::AutoDispatchBelowADInplaceOrView kernels;
-    to.copy_(from);
-  });
-}
-
-/* All bytes of the tensor's storage. */
-at::Tensor bytesOf(const at::Tensor &tensor) {
-  const auto size = static_cast<int64_t>(tensor.storage().nbytes());
-  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
-}
-
 }  // namespace
 
 void CompiledCall::add(const at::Tensor &tensor, char role) {
@@ -157,52 +136,48 @@ void CompiledCall::report(orStream_t stream) const {
   reportTensors(task_->name, stream, written, read);
 }
 
-std::unordered_map<void *, CompiledCall::Copied> CompiledCall::storages() const {
-  std::unordered_map<void *, Copied> storages;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const KernelArgument &argument = task_->arguments[i];
-    if (!argument.memory.isOnDevice()) continue;
-    Copied &copied = storages[argument.memory.data];
-    if (!copied.bytes.defined()) copied.bytes = bytesOf(tensor(i));
-    if (role(i) != 'r') copied.written.push_back(tensor(i));
-  }
-  return storages;
+namespace {
+
+bool isWholeStorage(const at::Tensor &tensor) {
+  return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
 }
 
+}  // namespace
+
 void CompiledCall::fetch(orStream_t stream) {
-  if (maps()) return;
-  copied_ = storages();
-  if (copied_.empty()) return;
-  const OwnWait own;
+  if (device().is_cpu() || canMap(device().index())) return;
   const py::gil_scoped_release released;
-  OPENREG_CHECK(orStreamSynchronize(stream));  // pinned memory is read at once
-  for (auto &[memory, copy] : copied_) {
-    copy.host = at::empty_like(copy.bytes, at::kCPU);
-    copyWithoutHelp(copy.host, copy.bytes);
+  turn_.emplace(stream);
+  task_->copies = std::make_shared<HostCopies>(stream);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!needsCopy(i)) continue;
+    const c10::StorageImpl &storage = *tensor(i).storage().unsafeGetStorageImpl();
+    task_->copies->fetch(storage, 0, storage.nbytes());
+    if (role(i) != 'r' && !isWholeStorage(tensor(i))) task_->copies->keep(storage);
   }
 }
 
 const char *CompiledCall::hostCopy(const void *storage) const {
-  const auto found = copied_.find(const_cast<void *>(storage));
-  return found == copied_.end() ? nullptr
-                                : static_cast<const char *>(found->second.host.const_data_ptr());
+  return task_->copies == nullptr ? nullptr : task_->copies->find(storage);
 }
 
 void CompiledCall::launchOnCopies(orStream_t stream, unsigned flags) {
-  const OwnWait own;
-  for (KernelArgument &argument : task_->arguments) {
-    if (!argument.memory.isOnDevice()) continue;
-    void *host = copied_.at(argument.memory.data).host.mutable_data_ptr();
-    argument.memory = KernelMemory::ofHost(host);
+  const std::shared_ptr<const HostCopies> copies = task_->copies;
+  c10::SmallVector<bool, 8> written;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    KernelMemory &memory = task_->arguments[i].memory;
+    written.push_back(needsCopy(i) && role(i) != 'r');
+    if (needsCopy(i)) memory = KernelMemory::ofHost(copies->find(memory.data));
   }
-  // The wait may end before the kernel does: the device may be lost.
-  for (const auto &[memory, copy] : copied_) task_->copies.push_back(copy.host);
   launchTask(std::move(task_), stream, {}, flags);
+  const OwnWait own;
   OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream));
-  for (auto &[memory, copy] : copied_) {
-    for (const at::Tensor &tensor : copy.written) {
-      copyWithoutHelp(tensor, likeIn(tensor, copy.host));
-    }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!written[i]) continue;
+    if (isWholeStorage(tensor(i)))
+      copies->writeBack(tensor(i));
+    else  // a program of Triton's may write before and behind its pointer
+      copies->writeChanges(tensor(i));
   }
 }
 
@@ -215,7 +190,7 @@ void CompiledCall::launch(orStream_t stream, int threads) && {
   }
   task_->caller.threads = std::min(before, threads);
   const unsigned flags = threads > 1 ? 0 : orLaunchAnyThread;
-  if (maps()) return launchTask(std::move(task_), stream, {}, flags);
+  if (task_->copies == nullptr) return launchTask(std::move(task_), stream, {}, flags);
   const py::gil_scoped_release released;
   launchOnCopies(stream, flags);
 }

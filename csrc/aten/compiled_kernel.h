@@ -15,10 +15,10 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
+#include "../task/host_copies.h"
 #include "../task/kernel_memory.h"
 #include "../task/task.h"
 #include "../torch/device.h"
@@ -52,8 +52,10 @@ struct CompiledTask final : Task {
   const KernelEntry entry;
   c10::SmallVector<KernelArgument, 8> arguments;
   c10::SmallVector<int64_t, 8> numbers;
-  std::vector<at::Tensor> copies;  // on the host, of a device without `map`
-  PythonStack stack;               // of the call, for the kernel's error
+  // Of the memory of a device without `map`. The task owns them, too: the wait for it may end
+  // before it does, as the device may be lost.
+  std::shared_ptr<HostCopies> copies;
+  PythonStack stack;  // of the call, for the kernel's error
 };
 
 /* A call of a kernel. It borrows its tensors. */
@@ -94,20 +96,16 @@ class CompiledCall {
     const at::Tensor *tensor;
     char role;
   };
-  /* A storage of a device without `map`, its copy on the host, and the tensors in it that the
-   * kernel writes. Nothing else is copied back, because another stream may use it. */
-  struct Copied {
-    at::Tensor bytes, host;
-    std::vector<at::Tensor> written;
-  };
-  bool maps() const { return !device().is_cpu() && canMap(device().index()); }
-  std::unordered_map<void *, Copied> storages() const;
+  /* A task reaches pinned memory. */
+  bool needsCopy(size_t i) const {
+    return task_->arguments[i].memory.isOnDevice() && !tensor(i).is_cpu();
+  }
   /* Queues the kernel on the copies, and waits until the results are copied back. */
   void launchOnCopies(orStream_t stream, unsigned flags);
 
   std::unique_ptr<CompiledTask> task_;
-  c10::SmallVector<Used, 8> tensors_;          // of the task's arguments
-  std::unordered_map<void *, Copied> copied_;  // by the device's memory
+  c10::SmallVector<Used, 8> tensors_;  // of the task's arguments
+  std::optional<StreamTurn> turn_;     // while there are copies
 };
 
 /* Keeps the name of a task as long as the process runs. Called under the GIL. */

@@ -4,28 +4,24 @@
  * and prepares the arguments and makes a plan, and `run` carries it out.
  *
  * If the caller waits, the worker makes aliases, runs the kernel and takes over its memory
- * (runOnAliases), and the caller's thread turns the results into its own tensors (finish). Only one
- * thread at a time uses a Call.
+ * (runOnAliases), and the caller's thread turns the results into its own tensors (finish). Where
+ * kernels do not reach the device's memory, the aliases are of copies in host memory, which the
+ * caller's thread makes before and copies back after. Only one thread at a time uses a Call.
  */
 #include "fallback.h"
 
 #include <ATen/Context.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_copy_from_and_resize.h>
-#include <ATen/ops/as_strided.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -39,6 +35,7 @@
 #include "../torch/warnings.h"
 #include "../task/cpu_alias.h"
 #include "../task/cpu_memory.h"
+#include "../task/host_copies.h"
 #include "../task/task.h"
 #include "../task/tensor_components.h"
 #include "../task/worker_state.h"
@@ -115,16 +112,6 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   });
 }
 
-/* Whether it reads no values of argument `i` and writes it: an out= argument, or one in place that
- * is filled. */
-bool overwrites(const FunctionSchema &schema, const OpTraits &traits, size_t i) {
-  if (!traits.isAten) return false;
-  if (i != 0 || !traits.inPlace) return traits.isOut[i];
-  const std::string &name = schema.name();
-  return name == "aten::fill_" || name == "aten::zero_" ||
-         (traits.draws && name != "aten::rrelu_with_noise_");
-}
-
 /* The keys of autograd that the CPU's kernel has to handle itself. There are none for PyTorch's
  * operators, which have kernels for autograd. For another operator without such a kernel, the
  * operators inside its CPU kernel record gradients and increment versions: these keys are not
@@ -153,32 +140,6 @@ void pushResults(Stack *stack, size_t taken, Results &results) {
   for (IValue &result : results) stack->push_back(std::move(result));
 }
 
-/* Whether a tensor has elements again and again, as expand() makes them. */
-bool isExpanded(const at::Tensor &tensor) {
-  return isPlain(tensor) && !tensor._is_zerotensor() && tensor.numel() > 0 &&
-         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
-}
-
-/* Each element of an expanded tensor once. */
-at::Tensor elementsOf(const at::Tensor &tensor) {
-  std::vector<int64_t> sizes = tensor.sizes().vec();
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.stride(d) == 0) sizes[d] = 1;
-  }
-  return at::as_strided(tensor, sizes, tensor.strides());
-}
-
-/* A copy on the CPU that is expanded, too. It is no view, or writes would count at another one. */
-at::Tensor copyExpanded(const at::Tensor &tensor) {
-  const at::Tensor elements = elementsOf(tensor).cpu();
-  std::vector<int64_t> strides = elements.strides().vec();
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.stride(d) == 0) strides[d] = 0;
-  }
-  return at::empty({0}, elements.options())
-      .set_(elements.storage(), elements.storage_offset(), tensor.sizes(), strides);
-}
-
 /* How a call is run. */
 enum class CallStrategy {
   kQueue,      // the metadata of its results is known
@@ -186,10 +147,11 @@ enum class CallStrategy {
   kInfer,      // PyTorch infers the results and calls the out= form
   kDevice,     // the device has a kernel of its own
   kCopy,       // kernels do not reach the device's memory
+  kRecord,     // the operators inside the kernel record a gradient
   kComposite,  // a list on several devices, or the device has kernels for what is inside
 };
 
-/* The copy of a device tensor that a kernel gets. */
+/* The CPU's copy of a device tensor, whose gradient reaches the tensor. */
 struct Copy {
   at::Tensor cpu;
   uint32_t version;  // before the kernel
@@ -225,36 +187,18 @@ class Call {
     const bool maps = canMap(device_.index());
     const bool hasOwn = hasDeviceKernel(op_);
     const bool mixedList = traits_.isForeach && scan_.has(ArgumentScan::kMixed);
-    if (mixedList || (!maps && writesSharedMembers()) ||
-        (!hasOwn && runsOwnKernels(device_.index()) && isComposite())) {
+    if (mixedList || (!hasOwn && runsOwnKernels(device_.index()) && isComposite()))
       return {CallStrategy::kComposite};
-    }
     prepare();
-    recordsGradient_ = recordsGradient();
-    if (recordsGradient_) checkCanCopy();
-    if (recordsGradient_ || !(maps || hasOwn)) return {CallStrategy::kCopy};
+    if (recordsGradient()) {
+      checkCanRecord();
+      return {CallStrategy::kRecord};
+    }
+    if (!(maps || hasOwn)) return {CallStrategy::kCopy};
     installCpuAllocator();
     Plan plan = predict();
     if (!maps || hasOwn) chooseOwn(plan, maps);
     return plan;
-  }
-
-  /* A list is written, and two of the tensors share memory. Copies of them do not: the members have
-   * to be written one after the other. */
-  bool writesSharedMembers() const {
-    if (!traits_.isForeach) return false;
-    bool writes = false, shares = false;
-    std::unordered_map<const c10::StorageImpl *, const c10::TensorImpl *> owners;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      writes |= traits_.isWritten[i];
-      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-        if (!tensor.defined() || !tensor.has_storage()) return;
-        const auto *impl = tensor.unsafeGetTensorImpl();
-        const auto added = owners.emplace(tensor.storage().unsafeGetStorageImpl(), impl);
-        shares |= added.first->second != impl;
-      });
-    }
-    return writes && shares;
   }
 
   /* PyTorch has a kernel for it that calls other operators. */
@@ -295,7 +239,8 @@ class Call {
   /* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before
    * they draw. A call on copies does so if the CPU's kernel refuses it. */
   void run(Plan plan) {
-    const bool copies = plan.strategy == CallStrategy::kCopy;
+    const bool copies =
+        plan.strategy == CallStrategy::kCopy || plan.strategy == CallStrategy::kRecord;
     try {
       runAs(std::move(plan));
     } catch (const c10::OutOfMemoryError &) {
@@ -466,8 +411,8 @@ class Call {
     });
   }
 
-  /* Refuses a call in which tensors have to share memory, because their copies do not. */
-  void checkCanCopy() {
+  /* Refuses a call in which tensors have to share memory, because the copies of kRecord do not. */
+  void checkCanRecord() {
     std::vector<std::pair<at::Tensor, bool>> tensors;  // with whether it is written
     for (size_t i = 0; i < arguments_.size(); ++i) {
       eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
@@ -576,7 +521,7 @@ class Call {
 
   at::Tensor aliasOf(const at::Tensor &tensor) {
     if (!tensor.defined()) return tensor;
-    if (tensor.is_privateuseone()) return aliases_ ? aliases_->of(tensor) : copyOf(tensor);
+    if (tensor.is_privateuseone()) return aliases_ ? aliases_->of(tensor) : recordedCopyOf(tensor);
     if (aliases_) aliases_->passed(tensor);
     return tensor;
   }
@@ -585,19 +530,24 @@ class Call {
     return argumentForCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
   }
 
-  /* Makes a result device memory, unless it stays on the CPU. Called on the worker, outside
-   * WorkerMemory. */
-  void adopt(IValue &value, size_t position) {
-    const bool ordinary = scan_.asksCpu() || resultIsCpu(schema_, position);
-    if (ordinary && value.isTensor() && value.toTensor().defined()) {
-      value = value.toTensor().clone();
-      return aliases_->passed(value.toTensor());
+  /* Called on the worker, outside WorkerMemory. */
+  void prepareResult(IValue &value, size_t position) {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    const at::Tensor &result = value.toTensor();
+    if (scan_.asksCpu() || resultIsCpu(schema_, position)) {
+      value = result.clone();
+      aliases_->passed(value.toTensor());
+    } else if (result.is_mkldnn()) {  // kernels of oneDNN may return its opaque layout
+      value = result.to_dense();
     }
-    // Kernels of oneDNN may return its opaque layout.
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_mkldnn()) {
-      value = value.toTensor().to_dense();
+  }
+
+  /* Makes the kernel's memory device memory, apart from results that stay on the CPU. */
+  void adopt() {
+    aliases_->adoptResized();
+    for (const IValue &value : cpu_) {
+      eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
     }
-    eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
   }
 
   /* On a worker. */
@@ -608,18 +558,18 @@ class Call {
   }
 
   void runOnAliases() {
-    {
-      WorkerMemory memory(stream_, device_.index());
-      for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-      runKernel();
-    }
-    aliases_->adoptResized();
-    for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
+    std::optional<WorkerMemory> memory;
+    if (!copies_) memory.emplace(stream_, device_.index());
+    for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+    runKernel();
+    memory.reset();
+    for (size_t i = 0; i < cpu_.size(); ++i) prepareResult(cpu_[i], i);
+    if (!copies_) adopt();
   }
 
   IValue toCaller(const IValue &value, size_t position) {
     const auto convert = [&](const at::Tensor &tensor) {
-      return aliases_ ? aliases_->toCaller(tensor) : fromCopy(tensor, position);
+      return aliases_ ? aliases_->toCaller(tensor) : fromRecorded(tensor, position);
     };
     if (value.isTensor()) return convert(value.toTensor());
     if (value.isTensorList()) {
@@ -636,89 +586,113 @@ class Call {
     for (size_t i = 0; i < cpu_.size(); ++i) stack_->push_back(toCaller(cpu_[i], i));
   }
 
-  at::Tensor copyOf(const at::Tensor &tensor) {
-    if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-    const bool expanded = !recordsGradient_ && isExpanded(tensor);
-    const at::Tensor copy = expanded ? copyExpanded(tensor) : tensor.cpu();
-    if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
+  at::Tensor recordedCopyOf(const at::Tensor &tensor) {
+    if (const Copy *known = recorded_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
+    const at::Tensor copy = tensor.cpu();
     originals_.add(copy.unsafeGetTensorImpl(), tensor);
-    return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
+    return recorded_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
   }
 
   /* Copies back what the kernel has written. Autograd sees a write to the original if it has seen
    * the kernel's. */
-  void copyBack() {
+  void returnWrites() {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-        const Copy *copy = copies_.find(tensor.unsafeGetTensorImpl());
+        const Copy *copy = recorded_.find(tensor.unsafeGetTensorImpl());
         if (copy == nullptr) return;
-        if (recordsGradient_ && versionOf(copy->cpu) != copy->version) {
+        if (versionOf(copy->cpu) != copy->version) {
           tensor.copy_(copy->cpu);
         } else if (traits_.isWritten[i]) {
           const at::AutoDispatchBelowADInplaceOrView unseen;
-          if (isExpanded(tensor) && copy->cpu.sizes() == tensor.sizes())
-            elementsOf(tensor).copy_(elementsOf(copy->cpu));
-          else
-            at::_copy_from_and_resize(copy->cpu, tensor);
+          at::_copy_from_and_resize(copy->cpu, tensor);
         }
       });
     }
   }
 
-  at::Tensor fromCopy(const at::Tensor &result, size_t position) {
+  at::Tensor fromRecorded(const at::Tensor &result, size_t position) {
     if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
     if (!result.defined() || scan_.asksCpu() || resultIsCpu(schema_, position)) return result;
-    if (schema_.returns()[position].alias_info() != nullptr) {
-      TORCH_WARN(op_.operator_name(), " returns a copy on ", device_,
-                 " and not a view: kernels cannot reach the device's memory");
-    }
     return result.to(device_);
   }
 
-  void takeCopies() {
-    // The kernel's thread is in no inference mode, and could not write to an inference tensor.
-    std::optional<c10::InferenceMode> ordinary;
-    std::optional<at::AutoDispatchBelowADInplaceOrView> unrecorded;
-    if (c10::InferenceMode::is_enabled()) {
-      ordinary.emplace(false);
-      unrecorded.emplace();
-    }
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      std::optional<OwnWait> own;
-      if (overwrites(schema_, traits_, i)) own.emplace();  // to the sanitizer it is no read
-      cpu_.push_back(forKernel(arguments_[i]));
-    }
-  }
-
-  /* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach:
-   * the kernel is a task of the stream as every other one is. And it is for kernels whose own
-   * operators record a gradient, which they do for CPU tensors, on the thread that calls them. */
-  void copy() {
-    SyncNoted noted(traits_.name, stream_);
+  /* Copies everything to the CPU and back, for a kernel whose own operators record a gradient. They
+   * do so for CPU tensors, on the thread that calls them. */
+  void record() {
+    const SyncNoted noted(traits_.name, stream_);
     begin();
-    OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
-    takeCopies();
-    if (recordsGradient_) {
+    const OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
+    for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+    {
       const ForDevice kernelOnCopies;
       op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
-    } else {
-      runOnWorker(stream_, traits_.name, areSmall(arguments()), [this] { runKernel(); });
     }
-    copyBack();
+    returnWrites();
     finish();
   }
 
-  void wait() {
-    noteSynchronization(traits_.name, stream_);
+  template <typename Function>
+  void eachPart(const IValue &value, Function function) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (!tensor.defined() || !tensor.is_privateuseone()) return;
+      if (isPlain(tensor)) return function(tensor);
+      for (const at::Tensor &part : componentsOf(tensor)) function(part);
+    });
+  }
+
+  /* Whether the kernel may read a storage outside of the tensor that it gets. */
+  bool readsStorages() const {
+    return !traits_.isAten || schema_.name().starts_with("aten::as_strided");
+  }
+
+  void fetchCopies() {
+    copies_.emplace(stream_);
+    for (const IValue &value : arguments_) {
+      eachPart(value, [&](const at::Tensor &part) {
+        const c10::StorageImpl &storage = *part.storage().unsafeGetStorageImpl();
+        readsStorages() ? copies_->fetch(storage, 0, storage.nbytes()) : copies_->fetch(part);
+      });
+      // The operators inside an extension's kernel may write what the schema does not say.
+      eachTensor(value, [&](const at::Tensor &tensor) {
+        versions_.push_back(tensor.defined() && !traits_.isAten ? versionOf(tensor) : 0);
+      });
+    }
+  }
+
+  void returnCopies() {
+    adopt();
+    size_t place = 0;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+        const uint32_t before = versions_[place++];
+        if (!tensor.defined() || !tensor.is_privateuseone()) return;
+        const bool counted = !traits_.isAten && versionOf(tensor) != before;
+        if (counted || traits_.isWritten[i] || isWrittenUnsaid(schema_, schema_.arguments()[i]))
+          aliases_->writeBack(tensor);
+      });
+    }
+  }
+
+  void wait(bool onCopies) {
+    const SyncNoted noted(traits_.name, stream_);
     begin();
-    OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
+    const OpTimer timer = onCopies ? OpTimer(traits_.counters->copied, traits_.counters->copiedNs)
+                                   : OpTimer(traits_.counters->waited, traits_.counters->waitedNs);
     std::optional<OperatorReport> report;
     const bool small = areSmall(arguments());
     const bool orders = synchronizes();  // before `finish` removes the arguments
     if (sanitizerActive()) report.emplace(op_, stream_, arguments());
-    aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
+    std::optional<StreamTurn> turn;
+    if (onCopies) {
+      turn.emplace(stream_);
+      fetchCopies();
+    }
+    aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten,
+                     onCopies ? &*copies_ : nullptr);
     cpu_.reserve(arguments_.size());
     runOnWorker(stream_, traits_.name, small, [this] { runOnAliases(); });
+    if (onCopies) returnCopies();
+    turn.reset();
     finish();
     if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
     if (orders) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
@@ -729,13 +703,15 @@ class Call {
       case CallStrategy::kQueue:
         return queue(std::move(plan));
       case CallStrategy::kWait:
-        return wait();
+        return wait(/*onCopies=*/false);
       case CallStrategy::kDevice:
         return queueOnDevice(std::move(plan));
       case CallStrategy::kInfer:
         return inferAndRun(op_, traits_, stack_, plan.key);
       case CallStrategy::kCopy:
-        return copy();
+        return wait(/*onCopies=*/true);
+      case CallStrategy::kRecord:
+        return record();
       case CallStrategy::kComposite:  // as every backend without a kernel of its own does
         return op_.redispatchBoxed(kInferringKeys, stack_);
     }
@@ -750,14 +726,16 @@ class Call {
   std::span<IValue> arguments_;  // on the stack
   const c10::Device device_;
   const DispatchKeySet autograd_;  // the keys that the kernel handles itself
-  bool recordsGradient_ = false;   // then everything is copied
   bool readsHost_ = false;         // an argument is a CPU tensor and no number
   orStream_t stream_ = 0;
   c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<CpuAliases> aliases_;
-  // Everything is copied if there are no `aliases_`.
-  PairList<c10::TensorImpl, Copy> copies_;           // by the device's tensor
+  // For kCopy.
+  std::optional<HostCopies> copies_;
+  c10::SmallVector<uint32_t, 4> versions_;  // of all tensors, if the kernel shares them
+  // For kRecord, which has no aliases.
+  PairList<c10::TensorImpl, Copy> recorded_;         // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
 };
 

@@ -264,6 +264,14 @@ OpTimer::OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns) : ns_(
 OpTimer::~OpTimer() { ns_.fetch_add(now() - start_, std::memory_order_relaxed); }
 
 /* _foreach_copy is not one, because it may copy between devices. */
+bool isWrittenUnsaid(const c10::FunctionSchema &schema, const c10::Argument &argument) {
+  if (isWritten(argument) || !schema.name().starts_with("aten::")) return false;
+  if (schema.name() == "aten::_saturate_weight_to_fp16") return true;
+  const bool running = argument.name() == "running_mean" || argument.name() == "running_var";
+  return running && schema.name().find("backward") == std::string::npos &&
+         schema.name() != "aten::_batch_norm_no_update";
+}
+
 bool isForeach(std::string_view name) {
   return name.starts_with("aten::_foreach_") && !name.starts_with("aten::_foreach_copy");
 }

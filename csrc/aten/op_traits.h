@@ -78,6 +78,9 @@ inline bool checksData(const OpTraits &traits, c10::ArrayRef<c10::IValue> argume
 inline bool isWritten(const c10::Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
+/* What PyTorch's kernels write although the schema does not say so: the running statistics of batch
+ * norm's old forms, while they train, and a weight that is saturated. */
+bool isWrittenUnsaid(const c10::FunctionSchema &schema, const c10::Argument &argument);
 inline bool isView(const c10::Argument &result) {
   return result.alias_info() != nullptr && !result.alias_info()->isWrite();
 }

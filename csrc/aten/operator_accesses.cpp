@@ -146,11 +146,7 @@ Effects findEffects(const OperatorHandle &op) {
     effects.written.push_back(written);
     if (argument.name() == "beta" && name.find("add") != std::string::npos) effects.beta = i;
     if (argument.name() == "training" || argument.name() == "train") effects.training = i;
-    // Schemas of batch norm's old forms do not mark these as written.
-    const bool running = argument.name() == "running_mean" || argument.name() == "running_var";
-    if (running && !written && name.find("backward") == std::string::npos) {
-      effects.writtenInTraining.push_back(i);
-    }
+    if (isWrittenUnsaid(schema, argument)) effects.writtenInTraining.push_back(i);
   }
   return effects;
 }
@@ -214,9 +210,9 @@ bool isRead(const Effects &effects, c10::ArrayRef<IValue> arguments, size_t i) {
 }
 
 void addArguments(Report &report, const Effects &effects, c10::ArrayRef<IValue> arguments) {
-  const bool trains = effects.training.has_value() && *effects.training < arguments.size() &&
-                      arguments[*effects.training].isBool() &&
-                      arguments[*effects.training].toBool();
+  const bool trains = !effects.training.has_value() || (*effects.training < arguments.size() &&
+                                                        arguments[*effects.training].isBool() &&
+                                                        arguments[*effects.training].toBool());
   const auto &running = effects.writtenInTraining;
   auto rows = rowsTouched(effects, arguments);
   if (rows && report.late != nullptr) {

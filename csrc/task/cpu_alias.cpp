@@ -46,7 +46,7 @@ void shareVersion(const at::Tensor &to, const at::Tensor &from) {
 c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
-  void *address = KernelMemory(*impl).address();
+  void *address = copies_ ? copies_->find(impl->data()) : KernelMemory(*impl).address();
   c10::Storage cpu = torch_openreg::cpuStorage(address, impl->nbytes(), impl->resizable());
   toDevice_.add(cpu.unsafeGetStorageImpl(), storage);
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
@@ -79,7 +79,10 @@ c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu) {
   if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
   if (c10::DataPtr taken = takeWorkerMemory(from)) return taken;
   c10::DataPtr copy = ownBlock(allocateBlock(bytes, stream_, device_), device_);
-  std::memcpy(KernelMemory(copy.get(), bytes).address(), from.get(), bytes);
+  if (copies_ != nullptr)
+    copies_->upload(copy.get(), from.get(), bytes);
+  else
+    std::memcpy(KernelMemory(copy.get(), bytes).address(), from.get(), bytes);
   return copy;
 }
 
@@ -110,6 +113,19 @@ void CpuAliases::adoptResult(const at::Tensor &result) {
   const size_t bytes = cpu->nbytes();
   toDevice_.add(cpu, c10::Storage(c10::Storage::use_byte_size_t(), bytes, deviceMemory(cpu),
                                   &deviceAllocator(), /*resizable=*/true));
+}
+
+void CpuAliases::writeBack(const at::Tensor &caller) {
+  const Alias *alias = aliases_.find(caller.unsafeGetTensorImpl());
+  if (alias == nullptr) return;
+  const at::Tensor &cpu = alias->cpu;
+  for (const at::Tensor &part : isPlain(cpu) ? Components{cpu} : componentsOf(cpu)) {
+    const c10::Storage *storage = toDevice_.find(part.storage().unsafeGetStorageImpl());
+    const Shared *shared = shared_.find(storage->unsafeGetStorageImpl());
+    if (shared == nullptr || part.storage().data() != shared->address) continue;
+    copies_->writeBack(
+        tensorOf(*storage, DispatchKey::PrivateUse1, metadataOf(part), part.storage_offset()));
+  }
 }
 
 bool CpuAliases::hasSameComponents(const Alias &alias) {

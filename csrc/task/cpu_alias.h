@@ -1,5 +1,5 @@
 /*
- * Gives a kernel CPU tensors over the memory of device tensors.
+ * Gives a kernel CPU tensors over the memory of device tensors, or over copies of it.
  *
  * They are made inside a task (a kernel's addresses are valid nowhere else) and short-lived:
  * nothing here may outlive the kernel's run except memory that became device memory.
@@ -15,6 +15,7 @@
 
 #include <utility>
 
+#include "host_copies.h"
 #include "tensor_components.h"
 #include "tensor_metadata.h"
 
@@ -58,9 +59,12 @@ void shareVersion(const at::Tensor &to, const at::Tensor &from);
 
 class CpuAliases {
  public:
-  /* `sharesVersions`: aliases share version counters with the caller's tensors. */
-  CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions)
-      : stream_(stream), device_(device), sharesVersions_(sharesVersions) {}
+  /* `sharesVersions`: aliases share version counters with the caller's tensors. `copies`: of the
+   * memory of all tensors that `of` is asked for, if kernels do not reach the device's; then the
+   * caller's thread calls what is for the task after the kernel, and no task does. */
+  CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions,
+             const HostCopies *copies = nullptr)
+      : stream_(stream), device_(device), sharesVersions_(sharesVersions), copies_(copies) {}
 
   /* The CPU tensor over the memory of `tensor`, with the same sizes, strides, offset, dtype, conj
    * and neg. The alias of a tensor with components is made of their aliases. Tensors that share a
@@ -74,6 +78,9 @@ class CpuAliases {
   void adoptResult(const at::Tensor &result);
   /* Registers a CPU tensor that the kernel gets unchanged: it stays a CPU tensor. */
   void passed(const at::Tensor &cpu);
+  /* Copies back what a kernel has written to the copies of this tensor, whose resized aliases have
+   * been adopted. */
+  void writeBack(const at::Tensor &caller);
 
   /* Called after the task, on the caller's thread: updates tensors with resized aliases. */
   void updateCallers();
@@ -100,6 +107,7 @@ class CpuAliases {
   orStream_t stream_;
   c10::DeviceIndex device_;
   bool sharesVersions_;
+  const HostCopies *copies_;
   PairList<c10::StorageImpl, Shared> shared_;          // by device storage
   PairList<c10::StorageImpl, c10::Storage> toDevice_;  // by CPU storage: aliases and results
   PairList<c10::StorageImpl, bool> passed_;            // CPU storages of inputs

@@ -40,6 +40,12 @@ def many_kernel(pair, x_desc, out_ptr, none_ptr, flag, scale, BLOCK: tl.constexp
 
 
 @triton.jit
+def spreading_kernel(x_ptr):
+    for i in range(-2, 7):
+        tl.store(x_ptr + 3 * i, tl.load(x_ptr + 3 * i) + 100)
+
+
+@triton.jit
 def asserting_kernel(x_ptr):
     tl.device_assert(tl.load(x_ptr) > 0, "not positive")
     tl.store(x_ptr, 1.0)
@@ -83,6 +89,15 @@ def test_arguments_of_all_kinds_arrive():
     increment_kernel[(1,)](pinned[1:], 2, 3.0, BLOCK=2)
     torch.openreg.synchronize()
     assert pinned.tolist() == [0, 3, 3, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_memory_around_an_argument_is_written(dtype):
+    x = torch.arange(30, dtype=dtype, device=DEVICE)
+    spreading_kernel[(1,)](x[9:12:2])
+    expected = torch.arange(30, dtype=dtype)
+    expected[3::3] += 100
+    assert torch.equal(x.cpu(), expected)
 
 
 def test_refused_arguments_are_named_and_nothing_is_written():

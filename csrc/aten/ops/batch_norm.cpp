@@ -79,25 +79,12 @@ bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
   return narrow && wide;
 }
 
-/* Where statistics are copied, the operator's schema has to declare that it writes them. The old
- * name does not; its arguments are the same. */
-void runKernel(const c10::OperatorHandle &op, const Places &places, Stack *stack) {
-  static const auto declaring =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
-  static const c10::OperatorName old("aten::native_batch_norm", "");
-  const auto arguments = torch::jit::last(*stack, places.count);
-  bool declares =
-      op.operator_name() != old || canMap(arguments[places.input].toTensor().device().index());
-  for (const size_t place : places.running) declares |= !isTensor(arguments[place]);
-  runCpuKernel(declares ? op : declaring, stack);
-}
-
 /* Runs with everything but the input as float, and copies what is written back to its origin. */
 void batchNorm(const c10::OperatorHandle &op, Stack *stack) {
   const Places places = placesOf(op.schema());
   const size_t begin = stack->size() - places.count;
   if (!isMixed(places, torch::jit::last(*stack, places.count))) {
-    return runKernel(op, places, stack);
+    return runCpuKernel(op, stack);
   }
   const IValue weight = (*stack)[begin + places.weight];
   std::vector<std::pair<Tensor, Tensor>> written;
@@ -110,7 +97,7 @@ void batchNorm(const c10::OperatorHandle &op, Stack *stack) {
   };
   for (const size_t place : places.widened) widen(place, false);
   for (const size_t place : places.running) widen(place, places.updates);
-  runKernel(op, places, stack);
+  runCpuKernel(op, stack);
   for (const auto &[narrow, wide] : written) narrow.copy_(wide);
   if (!places.isBackward || !isTensor(weight)) return;
   const c10::ScalarType dtype = weight.toTensor().scalar_type();

@@ -8,7 +8,7 @@
  *   two devices otherwise                           contiguous temporaries, cast where fewer bytes
  *                                                   travel or bits differ; a memcpy
  *   a device whose memory no kernel can reach       the device's own kernel, if it has one that
- *                                                   accepts the copy, otherwise by way of an image
+ *                                                   accepts the copy, otherwise by way of copies
  *                                                   in host memory
  *
  * Tasks run on the current stream of their device. Between two devices they run on the source's,
@@ -36,6 +36,10 @@
 #include "../../torch/stream.h"
 #include "../../torch/sync_debug.h"
 #include "../../torch/warnings.h"
+#include "../../task/host_copies.h"
+#include "../../task/kernel_memory.h"
+#include "../../task/task.h"
+#include "../../task/tensor_accesses.h"
 #include "../../task/tensor_metadata.h"
 #include "../device_kernel.h"
 #include "../registration.h"
@@ -94,7 +98,7 @@ CopyStrategy choose(const Tensor &dst, const Tensor &src) {
   if (isMemcpy(dst, src)) return CopyStrategy::kMemcpy;
   const c10::DeviceIndex to = (dst.is_cpu() ? src : dst).device().index();
   const c10::DeviceIndex from = (src.is_cpu() ? dst : src).device().index();
-  if (from == to) return canMap(to) ? CopyStrategy::kKernel : CopyStrategy::kHostImages;
+  if (from == to) return canMap(to) ? CopyStrategy::kKernel : CopyStrategy::kHostCopies;
   return canMap(from) && canMap(to) && reachesPeer(from, to) ? CopyStrategy::kKernel
                                                              : CopyStrategy::kTemporaries;
 }
@@ -264,26 +268,63 @@ void copyByTemporaries(const Tensor &dst, const Tensor &src) {
   if (!to.is_same(dst)) dst.copy_(to);
 }
 
-void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+/* The same tensor of pinned memory for a task: the sanitizer guards it from the host. */
+Tensor aliasOf(const Tensor &pinned) {
+  c10::StorageImpl &storage = *pinned.storage().unsafeGetStorageImpl();
+  return tensorOf(cpuStorage(KernelMemory(storage).address(), storage.nbytes()),
+                  c10::DispatchKey::CPU, metadataOf(pinned), pinned.storage_offset());
+}
+
+/* The contents of gaps in `dst` stay, but for those that another stream writes meanwhile. */
+void copyByHostCopies(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   at::assert_no_internal_overlap(dst);
-  const auto image = [](const Tensor &tensor, bool filled) {
-    const Tensor device = stretch(tensor);
-    const Tensor flat = at::detail::empty_cpu(device.sizes(), tensor.scalar_type());
-    if (filled) copyBytes(flat, device, false);
-    return flat;
-  };
-  const Tensor from = src.is_cpu() ? src : over(image(src, true), src);
-  if (dst.is_cpu()) return asKernel([&] { dst.copy_(from); });
-  // The contents of the gaps stay.
-  const Tensor flat = image(dst, !dst.is_non_overlapping_and_dense());
-  asKernel([&] { over(flat, dst).copy_(from); });
-  copyBytes(stretch(dst), flat, nonBlocking || !src.is_cpu());
+  const CopyFacts facts(dst, src, nonBlocking, CopyStrategy::kHostCopies);
+  if (facts.host != nullptr)
+    noteBlockingCopy(facts);
+  else
+    noteSynchronization("aten::copy_", facts.handle);
+  if (sanitizerActive()) {
+    const bool moves = facts.host == nullptr && src.scalar_type() == dst.scalar_type();
+    reportTensors("aten::copy_", facts.handle, dst, src, moves);
+  }
+  {
+    const StreamTurn turn(facts.handle);
+    HostCopies copies(facts.handle);
+    if (!src.is_cpu()) copies.fetch(src);
+    if (!dst.is_cpu() && dst.is_non_overlapping_and_dense())
+      copies.reserve(*dst.storage().unsafeGetStorageImpl());
+    else if (!dst.is_cpu())
+      copies.fetch(dst);
+    const auto reached = [&](const Tensor &tensor) {
+      if (!tensor.is_cpu()) return copies.of(tensor);
+      return facts.isPinned ? aliasOf(tensor) : tensor;
+    };
+    const bool small = dst.numel() <= kSerial;
+    runOnWorker(facts.handle, "aten::copy_", small, [&] { reached(dst).copy_(reached(src)); });
+    if (!dst.is_cpu()) copies.writeRange(dst);
+  }
+  if (facts.host != nullptr && !(nonBlocking && src.is_cpu()))
+    OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(facts.handle));
+}
+
+const c10::OperatorHandle &copyOperator() {
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  return op;
+}
+
+/* From the host by way of a contiguous tensor of the device, whose own kernel writes no gaps. */
+void copyByOwnKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  copyByTemporaries(dst, src);
+  if (!nonBlocking) {
+    const orStream_t stream = getCurrentOpenRegStream(dst.device().index()).stream();
+    OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream));
+  }
 }
 
 /* By the device's own kernel; false if it has none for this copy. */
 bool copyOnDevice(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  const c10::OperatorHandle &op = copyOperator();
   if (dst.device() != src.device() || !hasDeviceKernel(op)) return false;
   const OpTraits &traits = opTraits(op);
   at::assert_no_internal_overlap(dst);
@@ -312,9 +353,11 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
       return copyByKernel({dst, src, nonBlocking, strategy});
     case CopyStrategy::kTemporaries:
       return copyByTemporaries(dst, src);
-    case CopyStrategy::kHostImages:
+    case CopyStrategy::kHostCopies:
       if (copyOnDevice(dst, src, nonBlocking)) return;
-      return copyByHostImages(dst, src, nonBlocking);
+      if (src.is_cpu() && !dst.is_non_overlapping_and_dense() && hasDeviceKernel(copyOperator()))
+        return copyByOwnKernel(dst, src, nonBlocking);
+      return copyByHostCopies(dst, src, nonBlocking);
   }
 }
 

@@ -241,7 +241,7 @@ CopyFacts::CopyFacts(const Tensor &to, const Tensor &from, bool isNonBlocking,
       stream(getCurrentOpenRegStream((from.is_cpu() ? to : from).device().index())),
       handle(stream.stream()),
       isCaptured(isCapturing(handle)),
-      isPinned(host != nullptr && (strategy == CopyStrategy::kKernel || notesSynchronization()) &&
+      isPinned(host != nullptr && (strategy != CopyStrategy::kMemcpy || notesSynchronization()) &&
                torch_openreg::isPinned(host->const_data_ptr())) {}
 
 void enqueueCopy(const CopyFacts &facts, bool awaited, const Tensor &owned) {

@@ -13,7 +13,7 @@
 
 namespace torch_openreg {
 
-enum class CopyStrategy { kNothing, kMemcpy, kKernel, kTemporaries, kHostImages };
+enum class CopyStrategy { kNothing, kMemcpy, kKernel, kTemporaries, kHostCopies };
 
 /* The facts about its tensors that a copy by memcpy or by a kernel needs, computed once. */
 struct CopyFacts {

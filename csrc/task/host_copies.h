@@ -1,0 +1,75 @@
+/*
+ * Copies in host memory of device memory that kernels do not reach (a device without `map`).
+ *
+ * A storage has one copy: what shares memory on the device shares it in the copies.
+ */
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <openreg.h>
+
+#include <cstddef>
+#include <unordered_map>
+
+#include "../torch/check.h"
+
+namespace torch_openreg {
+
+/* Calls on copies of one stream take turns: each copies, runs and copies back before the next one
+ * begins, as if it were one task. A thread has one turn at a time; a second one, for a call inside
+ * a call, waits for nobody. The constructor releases the GIL while it waits. */
+class StreamTurn : Uncopyable {
+ public:
+  explicit StreamTurn(orStream_t stream);
+  ~StreamTurn();
+
+ private:
+  const orStream_t stream_;
+  const bool first_;  // of this thread
+};
+
+/* The copies of one call. All copying is on one stream, and waits. It is the backend's own: to the
+ * sanitizer it is no access of the program and orders nothing, so the call reports what it
+ * touches. */
+class HostCopies : Uncopyable {
+ public:
+  explicit HostCopies(orStream_t stream) : stream_(stream) {}
+
+  /* Makes a copy, with any contents. It is as large as the storage, because a kernel may resize
+   * it. */
+  void reserve(const c10::StorageImpl &storage);
+  /* Copies bytes from `begin` to `end` of a storage to the host. */
+  void fetch(const c10::StorageImpl &storage, size_t begin, size_t end);
+  /* The same for the range from a tensor's first element to its last. */
+  void fetch(const at::Tensor &tensor);
+  /* The copy of the storage that begins at `memory`; null: there is none. */
+  char *find(const void *memory) const;
+  /* The CPU tensor over the copy of what has been fetched for a tensor. */
+  at::Tensor of(const at::Tensor &tensor) const;
+  /* Fills device memory. */
+  void upload(void *device, const void *host, size_t bytes) const;
+  /* Copies the range from a tensor's first element to its last from the copy of its storage. */
+  void writeRange(const at::Tensor &tensor) const;
+  /* Copies a tensor's elements alone, because another stream may use what is between them. */
+  void writeBack(const at::Tensor &tensor) const;
+  /* Keeps what the copy of a storage contains now, for writeChanges. */
+  void keep(const c10::StorageImpl &storage);
+  /* Copies back what has changed in the copy of the tensor's storage, inside and outside of the
+   * tensor. Other streams must not write between the first and the last changed element. */
+  void writeChanges(const at::Tensor &tensor) const;
+
+ private:
+  struct HostCopy {
+    c10::DataPtr data;
+    size_t bytes = 0;
+    c10::DataPtr before{};  // by keep()
+    size_t begin = 0, end = 0;  // a range that has been fetched
+  };
+
+  orStream_t stream_;
+  std::unordered_map<const void *, HostCopy> copies_;  // by the device's address
+};
+
+}  // namespace torch_openreg
