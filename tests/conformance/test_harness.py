@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import comparison
 import declared
 import jobs
 import pytest
@@ -67,6 +68,16 @@ def test_difference_of_each_kind_is_found(wrong, kind):
 
 def test_equal_results_have_no_difference():
     assert kinds(lambda x: x * 2) == set()
+
+
+def test_drivers_results_may_be_nearer_to_the_exact_ones(monkeypatch):
+    def nearer(x):
+        return x + 1e9 - 1e9 if x.is_cpu else x + 0
+
+    for own, found in ((False, {"values"}), (True, set())):
+        monkeypatch.setattr(comparison, "OWN_KERNELS", own)
+        assert kinds(nearer) == found
+        assert kinds(wrong_on_device(lambda x: x * 2 + 1e-4)) == {"values"}
 
 
 def test_second_call_is_compared_too():

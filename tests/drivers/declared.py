@@ -48,11 +48,6 @@ COPIES = (
         error="relu2 on openreg:",
     ),
     Declared(
-        "operators/test_argument_errors.py::test_overlapping_list_is_distinguished_from_a_*",
-        "copies of tensors share no memory, so the CPU's kernel finds no overlap",
-        error="unsupported operation: some elements of the input tensor",
-    ),
-    Declared(
         "operators/test_argument_errors.py::test_refused_list_is_not_counted_as_written",
         "the writes of a list are counted before the kernel of a member refuses it",
         error=r"\[1, 0\] == \[0, 0\]|\[1, 1\] == \[0, 0\]",
@@ -81,11 +76,6 @@ COPIES = (
         error=r"\d\] == \[|\] == \[\(|< \(\(4 \+ 4\)",
     ),
     Declared(
-        "operators/test_composites.py::*",
-        "a copy of what an operator writes without a declaration is not copied back",
-        error=r"Mismatched elements: 8 / 16 \(50.0%\)",
-    ),
-    Declared(
         "operators/test_fallback.py::test_fallback_stats_* "
         "operators/test_sparse.py::test_sparse_kernels_wait_and_warn",
         "a call on copies is counted as copying, and one of a driver's kernel before it has run",
@@ -107,28 +97,6 @@ COPIES = (
         "kernels/test_launches.py::test_compiled_functions_launch_with_the_options_of_the_call",
         "a kernel on copies runs in the launch, which raises its error",
         error="int32 overflow detected|: negative|assert False|: not positive",
-    ),
-    Declared(
-        "operators/test_nested.py::test_nested_*",
-        "a view of a nested tensor is a copy, which inference mode and transposed ones refuse",
-        to_mend=True,
-        error="Cannot set version_counter for inference tensor|must be contiguous to get buffer",
-    ),
-    Declared(
-        "operators/test_results.py::*",
-        "a result that is copied to the device has strides of its own, and no conj bit",
-        error=r"assert got\.(stride|is_conj)\(\)",
-    ),
-    Declared(
-        "operators/test_sparse.py::test_sparse_operator_has_the_cpus_gradients*",
-        "a sparse tensor that is copied loses the mark that it is coalesced",
-        to_mend=True,
-        error="result.is_coalesced",
-    ),
-    Declared(
-        "operators/test_tensor.py::test_complex_half_warns_as_on_the_cpu*",
-        "the copy of a tensor of complex halves is one more, and PyTorch warns of it too",
-        error="2 = len",
     ),
     Declared(
         "operators/test_view_programs.py::test_random_view_programs_are_the_cpus*",
@@ -202,21 +170,6 @@ OPENCL = (
         "sanitizer/test_sanitizer_late.py::* sanitizer/test_sanitizer_reports.py::*",
         INDICES + ", and an operator on copies waits, which orders it",
         error=r"possible race|They may touch|'race'|Report\(number|not enough values to unpack",
-    ),
-    Declared(
-        "sanitizer/test_catalogue.py::test_catalogue_bug_is_reported_as_its_row_has_it*",
-        "an operator on copies waits, which orders what the bug leaves without order",
-        error=r"assert \(False in ",
-    ),
-    Declared(
-        "sanitizer/test_sanitizer_waits.py::*",
-        "an operator on copies waits, which orders the host's thread",
-        error="assert False|nothing was reported",
-    ),
-    Declared(
-        "sanitizer/test_sanitizer_late.py::test_late_race_of_a_program_is_found_at_its_end*",
-        INDICES,
-        error="by copy_, index_select",
     ),
     Declared(
         "sanitizer/test_sanitizer_modes.py::test_refused_operator_leaves_no_access_behind",
@@ -338,11 +291,6 @@ NO_KERNELS = (
         error=r"assert \{\} == \{1: ",
     ),
     Declared(
-        "kernels/test_kernel_catalogue.py::test_planted_bug_is_found_with_its_line[ro*",
-        "an operator on copies waits, which orders what the bug leaves without order",
-        error="nothing was found",
-    ),
-    Declared(
         "streams/test_sync_debug.py::test_sync_debug_mode_holds_in_backward_threads "
         "streams/test_sync_debug.py::test_sync_debug_mode_does_not_apply_to_tools",
         "an operator on copies waits, so that the mode refuses it before what the test is about",
@@ -381,11 +329,6 @@ NO_KERNELS = (
         "operators/test_native_functions.py::test_entry_is_still_forced_by_pytorch*",
         "an operator on copies is no task, and the test counts tasks",
         error=r"assert NEEDED\[name\]\(\)",
-    ),
-    Declared(
-        "operators/test_nn.py::test_net_has_the_cpus_outputs_and_gradients*",
-        "a result that is copied to the device has strides of its own",
-        error=r"assert got\.stride\(\)",
     ),
     Declared(
         "graphs/test_graph_mistakes.py::test_graph_mistake_is_shown*",
