@@ -89,12 +89,12 @@ test-all: test
 # vendor, vendor_nomap, opencl or paths of libraries, and ARGS: pytest's. What fails there is declared in
 # tests/drivers/declared.py. Memory that the CPU does not reach has the areas that call operators; those of
 # commands and of other suites (judges, libraries, packaging, upstream) are about programs of their own.
-# `vendor_nomap` has no tests of the sanitizer and of schedules: without kernels of its own each operator waits for
-# its stream, which orders everything, so that no test finds its race; and of those in cuda and distributed, whose
-# programs wait behind gates of their own.
+# `vendor_nomap` has none of those in cuda and distributed: without kernels of its own each operator waits for its
+# stream, and their programs wait behind gates of their own.
 DRIVER ?= vendor vendor_nomap $(if $(OPENCL),opencl)
-AREAS_vendor_nomap := $(addprefix tests/,compile conformance device graphs integration kernels memory operators streams)
-AREAS_opencl := $(AREAS_vendor_nomap) $(addprefix tests/,cuda distributed sanitizer schedules)
+AREAS_vendor_nomap := $(addprefix tests/,compile conformance device graphs integration kernels memory operators \
+  sanitizer schedules streams)
+AREAS_opencl := $(AREAS_vendor_nomap) $(addprefix tests/,cuda distributed)
 
 test-drivers: build ctest
 	@failed=; for driver in $(DRIVER); do tests=tests; \

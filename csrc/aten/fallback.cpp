@@ -561,6 +561,7 @@ class Call {
     std::optional<WorkerMemory> memory;
     if (!copies_) memory.emplace(stream_, device_.index());
     for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+    if (late_) late_.resolve(schema_.name(), cpu_);
     runKernel();
     memory.reset();
     for (size_t i = 0; i < cpu_.size(); ++i) prepareResult(cpu_[i], i);
@@ -681,7 +682,7 @@ class Call {
     std::optional<OperatorReport> report;
     const bool small = areSmall(arguments());
     const bool orders = synchronizes();  // before `finish` removes the arguments
-    if (sanitizerActive()) report.emplace(op_, stream_, arguments());
+    if (sanitizerActive()) report.emplace(op_, stream_, arguments(), late_);
     std::optional<StreamTurn> turn;
     if (onCopies) {
       turn.emplace(stream_);
@@ -731,6 +732,7 @@ class Call {
   c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<CpuAliases> aliases_;
+  LateAccess late_;  // of the first argument, while the sanitizer is on
   // For kCopy.
   std::optional<HostCopies> copies_;
   c10::SmallVector<uint32_t, 4> versions_;  // of all tensors, if the kernel shares them

@@ -358,9 +358,9 @@ void reportTask(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValu
 }
 
 OperatorReport::OperatorReport(const OperatorHandle &op, orStream_t stream,
-                               c10::ArrayRef<IValue> arguments)
+                               c10::ArrayRef<IValue> arguments, LateAccess &late)
     : op_(op), stream_(stream), arguments_(arguments.begin(), arguments.end()) {
-  reportOperator(op, stream, arguments, {});
+  reportTask(op, stream, arguments, {}, late, /*captures=*/false);
   eachWritten(*effectsOf(op), arguments_,
               [&](const Tensor &tensor) { before_.push_back(memoryOf(tensor)); });
 }

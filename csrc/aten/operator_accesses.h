@@ -31,11 +31,11 @@ void reportTask(const c10::OperatorHandle &op, orStream_t stream,
                 LateAccess &late, bool captures);
 
 /* The same for an operator whose results exist only after it has run: the constructor reports the
- * arguments, reportResults the rest. */
+ * arguments, with `late` as reportTask does, and reportResults the rest. */
 class OperatorReport {
  public:
   OperatorReport(const c10::OperatorHandle &op, orStream_t stream,
-                 c10::ArrayRef<c10::IValue> arguments);
+                 c10::ArrayRef<c10::IValue> arguments, LateAccess &late);
   void reportResults(c10::ArrayRef<c10::IValue> results) const;
 
  private:

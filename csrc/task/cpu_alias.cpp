@@ -10,6 +10,7 @@
 
 #include "../torch/allocator.h"
 #include "../torch/device.h"
+#include "../torch/host_access.h"
 #include "cpu_memory.h"
 #include "kernel_memory.h"
 
@@ -43,13 +44,14 @@ void shareVersion(const at::Tensor &to, const at::Tensor &from) {
   to.unsafeGetTensorImpl()->set_version_counter(from.unsafeGetTensorImpl()->version_counter());
 }
 
-c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
+c10::Storage &CpuAliases::cpuStorage(const at::Tensor &tensor) {
+  const c10::Storage &storage = tensor.storage();
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
   void *address = copies_ ? copies_->find(impl->data()) : KernelMemory(*impl).address();
   c10::Storage cpu = torch_openreg::cpuStorage(address, impl->nbytes(), impl->resizable());
   toDevice_.add(cpu.unsafeGetStorageImpl(), storage);
-  return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
+  return shared_.add(impl, Shared{storage, std::move(cpu), address, tensor.scalar_type()}).cpu;
 }
 
 at::Tensor CpuAliases::ofComponents(const at::Tensor &tensor) {
@@ -60,7 +62,7 @@ at::Tensor CpuAliases::ofComponents(const at::Tensor &tensor) {
 
 at::Tensor CpuAliases::of(const at::Tensor &tensor) {
   if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-  at::Tensor cpu = isPlain(tensor) ? tensorOf(cpuStorage(tensor.storage()), DispatchKey::CPU,
+  at::Tensor cpu = isPlain(tensor) ? tensorOf(cpuStorage(tensor), DispatchKey::CPU,
                                               metadataOf(tensor), tensor.storage_offset())
                                    : ofComponents(tensor);
   if (sharesVersions_) shareVersion(cpu, tensor);
@@ -73,11 +75,12 @@ void CpuAliases::passed(const at::Tensor &cpu) {
   if (cpu.has_storage()) passed_.add(cpu.storage().unsafeGetStorageImpl(), true);
 }
 
-c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu) {
+c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu, c10::ScalarType dtype) {
   c10::DataPtr &from = cpu->_mutable_data_ptr_no_checks();
   const size_t bytes = cpu->nbytes();
   if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
   if (c10::DataPtr taken = takeWorkerMemory(from)) return taken;
+  describeNextBlock(dtype);
   c10::DataPtr copy = ownBlock(allocateBlock(bytes, stream_, device_), device_);
   if (copies_ != nullptr)
     copies_->upload(copy.get(), from.get(), bytes);
@@ -92,7 +95,7 @@ void CpuAliases::adoptResized() {
     if (cpu->data() == shared.address) continue;
     StorageImpl *device = shared.device.unsafeGetStorageImpl();
     const size_t bytes = cpu->nbytes();
-    device->set_data_ptr_noswap(deviceMemory(cpu));
+    device->set_data_ptr_noswap(deviceMemory(cpu, shared.dtype));
     device->set_nbytes(bytes);
   }
   // An operator may also have given an alias an entirely different storage.
@@ -111,8 +114,9 @@ void CpuAliases::adoptResult(const at::Tensor &result) {
   StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
   if (toDevice_.find(cpu) != nullptr || passed_.find(cpu) != nullptr) return;
   const size_t bytes = cpu->nbytes();
-  toDevice_.add(cpu, c10::Storage(c10::Storage::use_byte_size_t(), bytes, deviceMemory(cpu),
-                                  &deviceAllocator(), /*resizable=*/true));
+  toDevice_.add(cpu, c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                  deviceMemory(cpu, result.scalar_type()), &deviceAllocator(),
+                                  /*resizable=*/true));
 }
 
 void CpuAliases::writeBack(const at::Tensor &caller) {

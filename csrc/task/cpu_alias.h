@@ -92,6 +92,7 @@ class CpuAliases {
   struct Shared {
     c10::Storage device, cpu;
     void *address;
+    c10::ScalarType dtype;
   };
   struct Alias {
     at::Tensor caller, cpu;
@@ -100,8 +101,8 @@ class CpuAliases {
   at::Tensor ofComponents(const at::Tensor &tensor);
   bool hasSameComponents(const Alias &alias);
   Components componentsToCaller(const at::Tensor &cpu);
-  c10::Storage &cpuStorage(const c10::Storage &storage);
-  c10::DataPtr deviceMemory(c10::StorageImpl *cpu);
+  c10::Storage &cpuStorage(const at::Tensor &tensor);
+  c10::DataPtr deviceMemory(c10::StorageImpl *cpu, c10::ScalarType dtype);
   c10::DispatchKeySet viewKeys(const c10::Storage &storage);
 
   orStream_t stream_;

@@ -84,8 +84,8 @@ void HostCopies::fetch(const c10::StorageImpl &storage, size_t begin, size_t end
   if (begin >= copy.begin && end <= copy.end) return;
   const OwnWait own;
   auto *host = static_cast<char *>(copy.data.get());
-  OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(host + begin, device + begin, end - begin,
-                                                orMemcpyDeviceToHost, stream_));
+  OPENREG_CHECK_SYNCHRONIZED(
+      orMemcpyWithStream(host + begin, device + begin, end - begin, orMemcpyDeviceToHost, stream_));
   if (copy.end != 0 && (begin > copy.end || end < copy.begin)) return;
   copy.begin = copy.end == 0 ? begin : std::min(begin, copy.begin);
   copy.end = std::max(end, copy.end);

@@ -64,7 +64,7 @@ class HostCopies : Uncopyable {
   struct HostCopy {
     c10::DataPtr data;
     size_t bytes = 0;
-    c10::DataPtr before{};  // by keep()
+    c10::DataPtr before{};      // by keep()
     size_t begin = 0, end = 0;  // a range that has been fetched
   };
 
