@@ -153,7 +153,10 @@ void CompiledCall::fetch(orStream_t stream) {
     if (!needsCopy(i)) continue;
     const c10::StorageImpl &storage = *tensor(i).storage().unsafeGetStorageImpl();
     task_->copies->fetch(storage, 0, storage.nbytes());
-    if (role(i) != 'r' && !isWholeStorage(tensor(i))) task_->copies->keep(storage);
+  }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (needsCopy(i) && role(i) != 'r' && !isWholeStorage(tensor(i)))
+      task_->copies->keep(*tensor(i).storage().unsafeGetStorageImpl());
   }
 }
 
@@ -162,7 +165,7 @@ const char *CompiledCall::hostCopy(const void *storage) const {
 }
 
 void CompiledCall::launchOnCopies(orStream_t stream, unsigned flags) {
-  const std::shared_ptr<const HostCopies> copies = task_->copies;
+  const std::shared_ptr<HostCopies> copies = task_->copies;
   c10::SmallVector<bool, 8> written;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     KernelMemory &memory = task_->arguments[i].memory;

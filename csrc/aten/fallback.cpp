@@ -653,9 +653,16 @@ class Call {
         const c10::StorageImpl &storage = *part.storage().unsafeGetStorageImpl();
         readsStorages() ? copies_->fetch(storage, 0, storage.nbytes()) : copies_->fetch(part);
       });
-      // The operators inside an extension's kernel may write what the schema does not say.
       eachTensor(value, [&](const at::Tensor &tensor) {
         versions_.push_back(tensor.defined() && !traits_.isAten ? versionOf(tensor) : 0);
+      });
+    }
+    if (traits_.isAten) return;
+    // An extension's kernel may write what the schema does not say, and around its tensors. An
+    // inference tensor does not even count it.
+    for (const IValue &value : arguments_) {
+      eachPart(value, [&](const at::Tensor &part) {
+        copies_->keep(*part.storage().unsafeGetStorageImpl());
       });
     }
   }
@@ -672,6 +679,9 @@ class Call {
           aliases_->writeBack(tensor);
       });
     }
+    if (traits_.isAten) return;
+    for (const IValue &value : arguments_)
+      eachPart(value, [&](const at::Tensor &part) { copies_->writeChanges(part); });
   }
 
   void wait(bool onCopies) {

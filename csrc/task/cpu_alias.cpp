@@ -89,12 +89,26 @@ c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu, c10::ScalarType dtype) {
   return copy;
 }
 
+/* A resized alias has what its copy contained. Of a storage with other tensors that is a part. */
+void CpuAliases::fetchRest(const StorageImpl &device, StorageImpl *cpu) {
+  ByteRanges written;
+  for (auto &[impl, alias] : aliases_) {
+    const at::Tensor &tensor = alias.cpu;
+    if (!isPlain(tensor) || tensor.storage().unsafeGetStorageImpl() != cpu || tensor.numel() == 0)
+      continue;
+    written.add(static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize(),
+                bytesNeeded(tensor));
+  }
+  copies_->fetchRest(device, static_cast<char *>(cpu->mutable_data()), cpu->nbytes(), written);
+}
+
 void CpuAliases::adoptResized() {
   for (auto &[impl, shared] : shared_) {
     StorageImpl *cpu = shared.cpu.unsafeGetStorageImpl();
     if (cpu->data() == shared.address) continue;
     StorageImpl *device = shared.device.unsafeGetStorageImpl();
     const size_t bytes = cpu->nbytes();
+    if (copies_ != nullptr) fetchRest(*device, cpu);
     device->set_data_ptr_noswap(deviceMemory(cpu, shared.dtype));
     device->set_nbytes(bytes);
   }

@@ -63,7 +63,7 @@ class CpuAliases {
    * memory of all tensors that `of` is asked for, if kernels do not reach the device's; then the
    * caller's thread calls what is for the task after the kernel, and no task does. */
   CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions,
-             const HostCopies *copies = nullptr)
+             HostCopies *copies = nullptr)
       : stream_(stream), device_(device), sharesVersions_(sharesVersions), copies_(copies) {}
 
   /* The CPU tensor over the memory of `tensor`, with the same sizes, strides, offset, dtype, conj
@@ -103,12 +103,13 @@ class CpuAliases {
   Components componentsToCaller(const at::Tensor &cpu);
   c10::Storage &cpuStorage(const at::Tensor &tensor);
   c10::DataPtr deviceMemory(c10::StorageImpl *cpu, c10::ScalarType dtype);
+  void fetchRest(const c10::StorageImpl &device, c10::StorageImpl *cpu);
   c10::DispatchKeySet viewKeys(const c10::Storage &storage);
 
   orStream_t stream_;
   c10::DeviceIndex device_;
   bool sharesVersions_;
-  const HostCopies *copies_;
+  HostCopies *copies_;
   PairList<c10::StorageImpl, Shared> shared_;          // by device storage
   PairList<c10::StorageImpl, c10::Storage> toDevice_;  // by CPU storage: aliases and results
   PairList<c10::StorageImpl, bool> passed_;            // CPU storages of inputs

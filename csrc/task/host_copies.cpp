@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "../torch/fork.h"
@@ -20,6 +22,7 @@
 #include "../torch/sanitizer.h"
 #include "../torch/warnings.h"
 #include "tensor_metadata.h"
+#include "worker_state.h"
 
 namespace torch_openreg {
 
@@ -70,55 +73,120 @@ StreamTurn::~StreamTurn() {
   turns().ended.notify_all();
 }
 
+void ByteRanges::add(size_t begin, size_t end) {
+  auto next = ranges_.upper_bound(begin);
+  if (next != ranges_.begin() && std::prev(next)->second >= begin) --next;
+  while (next != ranges_.end() && next->first <= end) {
+    begin = std::min(begin, next->first);
+    end = std::max(end, next->second);
+    next = ranges_.erase(next);
+  }
+  ranges_.emplace(begin, end);
+}
+
+bool ByteRanges::has(size_t begin, size_t end) const {
+  const auto next = ranges_.upper_bound(begin);
+  return next != ranges_.begin() && std::prev(next)->second >= end;
+}
+
+HostCopies::Place HostCopies::place(const void *memory) {
+  const auto *address = static_cast<const char *>(memory);
+  const auto next = copies_.upper_bound(address);
+  if (next == copies_.begin()) return {nullptr, 0};
+  auto &[begin, copy] = *std::prev(next);
+  const auto offset = static_cast<size_t>(address - begin);
+  return {offset < copy.bytes ? &copy : nullptr, offset};
+}
+
 void HostCopies::reserve(const c10::StorageImpl &storage) {
-  HostCopy &copy = copies_[storage.data()];
-  if (copy.bytes >= storage.nbytes()) return;
-  copy = {c10::GetCPUAllocator()->allocate(storage.nbytes()), storage.nbytes()};
+  const auto *begin = static_cast<const char *>(storage.data());
+  if (begin == nullptr || storage.nbytes() == 0) return;
+  const char *end = begin + storage.nbytes();
+  const Place known = place(begin);
+  if (known.copy != nullptr && known.offset + storage.nbytes() <= known.copy->bytes) return;
+  auto first = copies_.lower_bound(begin);
+  if (known.copy != nullptr) begin = (--first)->first;
+  auto last = first;
+  for (; last != copies_.end() && last->first < end; ++last)
+    end = std::max(end, last->first + last->second.bytes);
+  const auto bytes = static_cast<size_t>(end - begin);
+  HostCopy joined{c10::GetCPUAllocator()->allocate(bytes), bytes};
+  for (auto old = first; old != last; ++old) {
+    const auto shift = static_cast<size_t>(old->first - begin);
+    for (const auto &[from, to] : old->second.fetched) {
+      std::memcpy(static_cast<char *>(joined.data.get()) + shift + from,
+                  static_cast<const char *>(old->second.data.get()) + from, to - from);
+      joined.fetched.add(shift + from, shift + to);
+    }
+  }
+  copies_.erase(first, last);
+  copies_.emplace(begin, std::move(joined));
 }
 
 void HostCopies::fetch(const c10::StorageImpl &storage, size_t begin, size_t end) {
   const auto *device = static_cast<const char *>(storage.data());
-  if (device == nullptr) return;
+  if (device == nullptr || begin == end) return;
   reserve(storage);
-  HostCopy &copy = copies_.at(device);
-  if (begin >= copy.begin && end <= copy.end) return;
+  const Place to = place(device);
+  if (to.copy->fetched.has(to.offset + begin, to.offset + end)) return;
   const OwnWait own;
-  auto *host = static_cast<char *>(copy.data.get());
-  OPENREG_CHECK_SYNCHRONIZED(
-      orMemcpyWithStream(host + begin, device + begin, end - begin, orMemcpyDeviceToHost, stream_));
-  if (copy.end != 0 && (begin > copy.end || end < copy.begin)) return;
-  copy.begin = copy.end == 0 ? begin : std::min(begin, copy.begin);
-  copy.end = std::max(end, copy.end);
+  OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(to.now() + begin, device + begin, end - begin,
+                                                orMemcpyDeviceToHost, stream_));
+  to.copy->fetched.add(to.offset + begin, to.offset + end);
 }
 
 void HostCopies::fetch(const at::Tensor &tensor) {
+  const c10::StorageImpl &storage = *tensor.storage().unsafeGetStorageImpl();
+  reserve(storage);  // also for a tensor without elements, which a kernel may resize
   const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
-  fetch(*tensor.storage().unsafeGetStorageImpl(), begin, std::max(begin, bytesNeeded(tensor)));
+  fetch(storage, begin, std::max(begin, bytesNeeded(tensor)));
+}
+
+void HostCopies::fetchRest(const c10::StorageImpl &storage, char *memory, size_t bytes,
+                           ByteRanges known) const {
+  const auto *device = static_cast<const char *>(storage.data());
+  const Place from = const_cast<HostCopies *>(this)->place(device);
+  if (from.copy == nullptr) return;
+  for (const auto &[begin, end] : from.copy->fetched) {
+    if (end > from.offset) known.add(std::max(begin, from.offset) - from.offset, end - from.offset);
+  }
+  const size_t size = std::min(bytes, storage.nbytes());
+  known.add(size, size);  // where the last gap ends
+  const OwnWait own;
+  size_t gap = 0;
+  for (const auto &[begin, end] : known) {
+    const size_t stop = std::min(begin, size);
+    if (stop > gap) {
+      OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(memory + gap, device + gap, stop - gap,
+                                                    orMemcpyDeviceToHost, stream_));
+    }
+    gap = end;
+  }
 }
 
 char *HostCopies::find(const void *memory) const {
-  const auto found = copies_.find(memory);
-  return found == copies_.end() ? nullptr : static_cast<char *>(found->second.data.get());
+  const Place found = const_cast<HostCopies *>(this)->place(memory);
+  return found.copy == nullptr ? nullptr : found.now();
 }
 
 void HostCopies::keep(const c10::StorageImpl &storage) {
-  HostCopy &copy = copies_[storage.data()];
-  if (copy.bytes == 0 || copy.before) return;
-  copy.before = c10::GetCPUAllocator()->clone(copy.data.get(), copy.bytes);
+  const Place found = place(storage.data());
+  if (found.copy == nullptr || found.copy->before) return;
+  found.copy->before = c10::GetCPUAllocator()->clone(found.copy->data.get(), found.copy->bytes);
 }
 
-void HostCopies::writeChanges(const at::Tensor &tensor) const {
+void HostCopies::writeChanges(const at::Tensor &tensor) {
   const c10::StorageImpl &storage = *tensor.storage().unsafeGetStorageImpl();
-  const auto found = copies_.find(storage.data());
-  if (found == copies_.end()) return;
-  const auto *now = static_cast<const char *>(found->second.data.get());
-  const auto *before = static_cast<const char *>(found->second.before.get());
+  const Place found = place(storage.data());
+  if (found.copy == nullptr || !found.copy->before) return;
+  const char *now = found.now();
+  char *before = found.before();
   const size_t size = tensor.itemsize();
   const auto isSame = [&](size_t at) { return std::memcmp(now + at, before + at, size) == 0; };
   size_t begin = 0, end = storage.nbytes() / size * size;
-  while (begin < end && isSame(begin)) begin += size;
-  while (begin < end && isSame(end - size)) end -= size;
-  if (begin == end) return;
+  if (std::memcmp(now, before, end) == 0) return;
+  while (isSame(begin)) begin += size;
+  while (isSame(end - size)) end -= size;
   HostCopies present(stream_);
   present.fetch(storage, begin, end);
   char *merged = present.find(storage.data());
@@ -127,6 +195,7 @@ void HostCopies::writeChanges(const at::Tensor &tensor) const {
   }
   auto *memory = static_cast<char *>(tensor.storage().mutable_data());
   upload(memory + begin, merged + begin, end - begin);
+  std::memcpy(before + begin, now + begin, end - begin);
 }
 
 void HostCopies::upload(void *device, const void *host, size_t bytes) const {
@@ -147,13 +216,23 @@ void HostCopies::writeRange(const at::Tensor &tensor) const {
   upload(device + begin, find(device) + begin, bytesNeeded(tensor) - begin);
 }
 
-void HostCopies::writeBack(const at::Tensor &tensor) const {
+void HostCopies::writeBack(const at::Tensor &tensor) {
   if (tensor.numel() == 0) return;
   const at::Tensor written = elementsOf(tensor);
-  if (written.is_non_overlapping_and_dense()) return writeRange(written);
+  const c10::Storage &storage = tensor.storage();
+  const Place found = place(storage.data());
+  at::Tensor before;
+  if (found.copy->before) {
+    before = tensorOf(cpuStorage(found.before(), storage.nbytes()), c10::DispatchKey::CPU,
+                      metadataOf(written), written.storage_offset());
+  }
   const OwnWait own;
   const at::AutoDispatchBelowADInplaceOrView unseen;  // the call has counted its writes
-  written.copy_(of(written));
+  if (written.is_non_overlapping_and_dense())
+    writeRange(written);
+  else
+    written.copy_(of(written));
+  if (before.defined()) asNarrowWorker([&] { before.copy_(of(written)); });
 }
 
 }  // namespace torch_openreg

@@ -1,7 +1,8 @@
 /*
  * Copies in host memory of device memory that kernels do not reach (a device without `map`).
  *
- * A storage has one copy: what shares memory on the device shares it in the copies.
+ * What shares memory on the device shares it in the copies, also if two storages begin in one
+ * block, as after torch.from_dlpack.
  */
 #pragma once
 
@@ -11,7 +12,7 @@
 #include <openreg.h>
 
 #include <cstddef>
-#include <unordered_map>
+#include <map>
 
 #include "../torch/check.h"
 
@@ -30,6 +31,18 @@ class StreamTurn : Uncopyable {
   const bool first_;  // of this thread
 };
 
+/* ByteRanges of bytes, from the first to the one behind the last. No two of them touch. */
+class ByteRanges {
+ public:
+  void add(size_t begin, size_t end);
+  bool has(size_t begin, size_t end) const;
+  auto begin() const { return ranges_.begin(); }
+  auto end() const { return ranges_.end(); }
+
+ private:
+  std::map<size_t, size_t> ranges_;
+};
+
 /* The copies of one call. All copying is on one stream, and waits. It is the backend's own: to the
  * sanitizer it is no access of the program and orders nothing, so the call reports what it
  * touches. */
@@ -38,13 +51,17 @@ class HostCopies : Uncopyable {
   explicit HostCopies(orStream_t stream) : stream_(stream) {}
 
   /* Makes a copy, with any contents. It is as large as the storage, because a kernel may resize
-   * it. */
+   * it. May move the copies of storages that share its memory. */
   void reserve(const c10::StorageImpl &storage);
   /* Copies bytes from `begin` to `end` of a storage to the host. */
   void fetch(const c10::StorageImpl &storage, size_t begin, size_t end);
   /* The same for the range from a tensor's first element to its last. */
   void fetch(const at::Tensor &tensor);
-  /* The copy of the storage that begins at `memory`; null: there is none. */
+  /* Copies what a storage has on the device to new memory of `bytes` bytes, apart from what has
+   * been fetched before and from these ranges. */
+  void fetchRest(const c10::StorageImpl &storage, char *memory, size_t bytes,
+                 ByteRanges known) const;
+  /* The copy of device memory; null: there is none. */
   char *find(const void *memory) const;
   /* The CPU tensor over the copy of what has been fetched for a tensor. */
   at::Tensor of(const at::Tensor &tensor) const;
@@ -53,23 +70,34 @@ class HostCopies : Uncopyable {
   /* Copies the range from a tensor's first element to its last from the copy of its storage. */
   void writeRange(const at::Tensor &tensor) const;
   /* Copies a tensor's elements alone, because another stream may use what is between them. */
-  void writeBack(const at::Tensor &tensor) const;
-  /* Keeps what the copy of a storage contains now, for writeChanges. */
+  void writeBack(const at::Tensor &tensor);
+  /* Keeps what the copy of a storage contains now, for writeChanges. To be called after all
+   * fetches. */
   void keep(const c10::StorageImpl &storage);
   /* Copies back what has changed in the copy of the tensor's storage, inside and outside of the
-   * tensor. Other streams must not write between the first and the last changed element. */
-  void writeChanges(const at::Tensor &tensor) const;
+   * tensor, and has not been written back. Other streams must not write between the first and the
+   * last changed element. */
+  void writeChanges(const at::Tensor &tensor);
 
  private:
   struct HostCopy {
     c10::DataPtr data;
     size_t bytes = 0;
-    c10::DataPtr before{};      // by keep()
-    size_t begin = 0, end = 0;  // a range that has been fetched
+    c10::DataPtr before{};  // by keep()
+    ByteRanges fetched{};
+  };
+  /* A copy, and where in it some memory is. */
+  struct Place {
+    HostCopy *copy;
+    size_t offset;
+    char *now() const { return static_cast<char *>(copy->data.get()) + offset; }
+    char *before() const { return static_cast<char *>(copy->before.get()) + offset; }
   };
 
+  Place place(const void *memory);
+
   orStream_t stream_;
-  std::unordered_map<const void *, HostCopy> copies_;  // by the device's address
+  std::map<const char *, HostCopy> copies_;  // by the device's address; no two overlap
 };
 
 }  // namespace torch_openreg

@@ -33,6 +33,11 @@ at::Tensor &exponential(at::Tensor &x) { return x.exp_(); }
 
 void addTo(at::Tensor sum, const at::Tensor &x) { sum.add_(x); }
 
+/* Writes the whole memory of which `x` is a part. */
+void twiceAround(at::Tensor x) {
+  x.as_strided({static_cast<int64_t>(x.storage().nbytes() / x.itemsize())}, {1}, 0).mul_(2);
+}
+
 /* Writes that PyTorch does not see. */
 void twiceByLoop(at::Tensor x) {
   auto *data = static_cast<float *>(x.data_ptr());
@@ -88,6 +93,8 @@ TORCH_LIBRARY(openreg_cpp, library) {
   library.def("exp_(Tensor(a!) x) -> Tensor(a!)");
   library.def("add_to_(Tensor(a!) sum, Tensor x) -> ()");
   library.def("twice_by_loop_(Tensor(a!) x) -> ()");
+  library.def("twice_unsaid(Tensor x) -> ()");
+  library.def("twice_around_(Tensor(a!) x) -> ()");
   library.def("head(Tensor(a) x) -> Tensor(a)");
   library.def("flat(Tensor x) -> Tensor");
   library.def("slope(Tensor x) -> Tensor");
@@ -101,6 +108,8 @@ TORCH_LIBRARY_IMPL(openreg_cpp, CPU, library) {
   library.impl("exp_", &exponential);
   library.impl("add_to_", &addTo);
   library.impl("twice_by_loop_", &twiceByLoop);
+  library.impl("twice_unsaid", &twice);
+  library.impl("twice_around_", &twiceAround);
   library.impl("head", &head);
   library.impl("flat", &flat);
   library.impl("slope", &slope);

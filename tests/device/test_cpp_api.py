@@ -263,13 +263,16 @@ def test_cpu_only_cpp_operator_on_copies_is_as_on_the_cpu(extension, run_ok, plu
             x = torch.ones(3, device=device)
             with torch.inference_mode():
                 ops.twice_(x)
+                y = torch.ones(4, device=device)
+                ops.twice_unsaid(y[1:])
+                ops.twice_around_(y[1:2])
             weights = torch.tensor([1.0, 2.0, 6.0], device=device)
             one = torch.ones(1, device=device).expand(3).requires_grad_()
             ops.sum_and_product(one, weights)[1].sum().backward()
-            print(x.tolist(), one.grad.tolist())
+            print(x.tolist(), y.tolist(), one.grad.tolist())
     """
     out = run_ok(program, {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")}).splitlines()
-    assert out == ["[2.0, 2.0, 2.0] [1.0, 2.0, 6.0]"] * 2
+    assert out == ["[2.0, 2.0, 2.0] [2.0, 4.0, 4.0, 4.0] [1.0, 2.0, 6.0]"] * 2
 
 
 def test_cpu_only_cpp_operator_works_inside_of_another_operator(extension, run_ok):

@@ -40,6 +40,20 @@ def test_dlpack_exchange_shares_memory(x, exchange):
     assert x.tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_operator_takes_an_exchanged_tensor_beside_its_base():
+    def call(device):
+        x = torch.arange(16.0, device=device)
+        begin, middle, most = (
+            torch.from_dlpack(x[at]) for at in (slice(4), slice(4, 8), slice(12))
+        )
+        results = [begin.hypot(x[12:]), torch.fmod(x[12:], middle), torch.cat([middle, x, begin])]
+        torch._foreach_add_([begin, middle, x, most], 1)
+        most[::2].copy_(x[10:].double())
+        return [t.tolist() for t in (x, *results)]
+
+    assert call(DEVICE) == call("cpu")
+
+
 @pytest.mark.parametrize(
     "dtype",
     [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.complex64, torch.float8_e5m2],

@@ -132,6 +132,18 @@ def test_out_is_filled_and_resized():
     assert values.tolist() == [5, 4, 3, 2, 1, 0] and order.tolist() == [5, 4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("part", [slice(2, 3), slice(6, 6), slice(1, 8, 3)], ids=str)
+def test_out_that_shares_memory_may_be_resized(part):
+    def call(device):
+        whole = torch.arange(8.0, device=device)
+        out = whole[part]
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            torch.cumsum(torch.ones(9, device=device), 0, out=out)
+        return whole.tolist(), out.tolist(), out.storage_offset(), whole.untyped_storage().nbytes()
+
+    assert call(DEVICE) == call("cpu")
+
+
 def test_out_may_be_resized_by_the_kernel_itself():
     # nonzero's shape is known only to the kernel, which then resizes what it was given.
     x = torch.tensor([1, 0, 1] * 1000, device=DEVICE)
