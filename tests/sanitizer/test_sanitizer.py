@@ -107,6 +107,18 @@ def test_host_access_to_pinned_memory_before_a_wait_is_reported(read):
     both_forms(use)
 
 
+@pytest.mark.parametrize("step, dtype", [(2, torch.float32), (1, torch.float64)])
+def test_host_read_of_an_unfinished_strided_copy_is_reported(step, dtype):
+    def read(orders):
+        host = torch.zeros(100, dtype=dtype).pin_memory()
+        host[::step].copy_(torch.ones(100, device=DEVICE)[::step], non_blocking=True)
+        if orders:
+            openreg.synchronize()
+        host.sum()
+
+    both_forms(read, "aten::sum", "aten::copy_")
+
+
 def test_host_calls_that_touch_no_pinned_memory_are_not_reported():
     def look():
         host = torch.empty(100, pin_memory=True)

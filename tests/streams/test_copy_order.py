@@ -120,6 +120,21 @@ def test_pinned_copies_return_at_once_and_happen_later(kind, to_device, runs_ahe
     assert torch.equal(to.cpu(), expected(kind))
 
 
+@pytest.mark.parametrize("non_blocking", [False, True])
+@kinds
+def test_pinned_source_is_read_after_what_writes_it(kind, non_blocking):
+    dtype, view = KINDS[kind]
+    source, work = values().to(DEVICE), torch.zeros(1 << 20, device=DEVICE)
+    host = torch.zeros(64, 64).pin_memory()
+    to = torch.zeros(64, 128, dtype=dtype, device=DEVICE)[:, ::2]
+    synchronize()
+    for _ in range(20):
+        work.add_(1)
+    host.copy_(source, non_blocking=True)
+    to.copy_(view(host), non_blocking=non_blocking)
+    assert torch.equal(to.cpu(), expected(kind))
+
+
 def test_pinned_copy_behind_a_kernel_has_not_happened_yet():
     x = torch.ones(1 << 10, device=DEVICE)
     host = torch.zeros(1 << 10).pin_memory()

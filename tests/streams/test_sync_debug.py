@@ -97,6 +97,10 @@ WAITING = {
         lambda x: torch.empty(4).copy_(x, non_blocking=True),
         "to pageable",
     ),
+    "from pageable to strides": (
+        lambda x: x[::2].copy_(torch.tensor([0.0, 2.0])),
+        "aten::copy_ (from pageable host",
+    ),
     "strided to pageable": (lambda x: x[::2].cpu(), "to pageable host memory"),
     "cast to pageable": (lambda x: torch.empty(4, dtype=torch.half).copy_(x), "to pageable host"),
     "to pinned": (lambda x: pinned().copy_(x), "aten::copy_ (from openreg:0 to pinned"),

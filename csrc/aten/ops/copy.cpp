@@ -250,14 +250,19 @@ Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
   return other;
 }
 
+/* The dtype of the bytes that travel. A bit is resolved in the destination's dtype, as in a kernel:
+ * negation differs between dtypes. */
+c10::ScalarType travelsAs(const Tensor &dst, const Tensor &src) {
+  const bool castFirst = dst.itemsize() < src.itemsize() || hasBits(dst) || hasBits(src);
+  return (castFirst ? dst : src).scalar_type();
+}
+
 void copyByTemporaries(const Tensor &dst, const Tensor &src) {
   // Bits of both sides cancel out, as in a kernel; some dtypes need them.
   const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
   if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
-  // A bit is resolved in the destination's dtype, as in a kernel: negation differs between dtypes.
-  const bool castFirst = dst.itemsize() < src.itemsize() || hasBits(dst) || hasBits(src);
-  const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
+  const c10::ScalarType dtype = travelsAs(dst, src);
   Tensor from = src, to = dst;
   if (!isPlain(src, dtype)) {
     from = at::empty(src.sizes(), src.options().dtype(dtype));
@@ -303,7 +308,8 @@ void copyByHostCopies(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     runOnWorker(facts.handle, "aten::copy_", small, [&] { reached(dst).copy_(reached(src)); });
     if (!dst.is_cpu()) copies.writeRange(dst);
   }
-  if (facts.host != nullptr && !(nonBlocking && src.is_cpu()))
+  const bool toPageable = dst.is_cpu() && !facts.isPinned;
+  if (facts.host != nullptr && (!nonBlocking || toPageable))
     OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(facts.handle));
 }
 
@@ -315,11 +321,20 @@ const c10::OperatorHandle &copyOperator() {
 
 /* From the host by way of a contiguous tensor of the device, whose own kernel writes no gaps. */
 void copyByOwnKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  copyByTemporaries(dst, src);
-  if (!nonBlocking) {
-    const orStream_t stream = getCurrentOpenRegStream(dst.device().index()).stream();
-    OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream));
+  const CopyFacts facts(dst, src, nonBlocking, CopyStrategy::kHostCopies);
+  noteBlockingCopy(facts);
+  Tensor from = src;
+  if (facts.isPinned && !isPlain(src, travelsAs(dst, src))) {
+    // The host reads it, after the work on the stream that may write it.
+    if (sanitizerActive()) reportTensors("aten::copy_", facts.handle, {}, src);
+    from = at::detail::empty_cpu(src.sizes(), src.scalar_type());
+    from._set_conj(src.is_conj());
+    from._set_neg(src.is_neg());
+    runOnWorker(facts.handle, "aten::copy_", src.numel() <= kSerial,
+                [&] { from.copy_(aliasOf(src)); });
   }
+  copyByTemporaries(dst, from);
+  if (!nonBlocking) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(facts.handle));
 }
 
 /* By the device's own kernel; false if it has none for this copy. */
