@@ -143,9 +143,9 @@ void HostCopies::fetch(const at::Tensor &tensor) {
 }
 
 void HostCopies::fetchRest(const c10::StorageImpl &storage, char *memory, size_t bytes,
-                           ByteRanges known) const {
+                           ByteRanges known) {
   const auto *device = static_cast<const char *>(storage.data());
-  const Place from = const_cast<HostCopies *>(this)->place(device);
+  const Place from = place(device);
   if (from.copy == nullptr) return;
   for (const auto &[begin, end] : from.copy->fetched) {
     if (end > from.offset) known.add(std::max(begin, from.offset) - from.offset, end - from.offset);
@@ -164,8 +164,8 @@ void HostCopies::fetchRest(const c10::StorageImpl &storage, char *memory, size_t
   }
 }
 
-char *HostCopies::find(const void *memory) const {
-  const Place found = const_cast<HostCopies *>(this)->place(memory);
+char *HostCopies::find(const void *memory) {
+  const Place found = place(memory);
   return found.copy == nullptr ? nullptr : found.now();
 }
 
@@ -204,13 +204,13 @@ void HostCopies::upload(void *device, const void *host, size_t bytes) const {
       orMemcpyWithStream(device, host, bytes, orMemcpyHostToDevice, stream_));
 }
 
-at::Tensor HostCopies::of(const at::Tensor &tensor) const {
+at::Tensor HostCopies::of(const at::Tensor &tensor) {
   const c10::Storage &storage = tensor.storage();
   return tensorOf(cpuStorage(find(storage.data()), storage.nbytes()), c10::DispatchKey::CPU,
                   metadataOf(tensor), tensor.storage_offset());
 }
 
-void HostCopies::writeRange(const at::Tensor &tensor) const {
+void HostCopies::writeRange(const at::Tensor &tensor) {
   const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
   auto *device = static_cast<char *>(tensor.storage().mutable_data());
   upload(device + begin, find(device) + begin, bytesNeeded(tensor) - begin);

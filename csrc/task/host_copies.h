@@ -31,7 +31,7 @@ class StreamTurn : Uncopyable {
   const bool first_;  // of this thread
 };
 
-/* ByteRanges of bytes, from the first to the one behind the last. No two of them touch. */
+/* Ranges of bytes, each up to the one behind its last. No two of them touch. */
 class ByteRanges {
  public:
   void add(size_t begin, size_t end);
@@ -59,16 +59,15 @@ class HostCopies : Uncopyable {
   void fetch(const at::Tensor &tensor);
   /* Copies what a storage has on the device to new memory of `bytes` bytes, apart from what has
    * been fetched before and from these ranges. */
-  void fetchRest(const c10::StorageImpl &storage, char *memory, size_t bytes,
-                 ByteRanges known) const;
+  void fetchRest(const c10::StorageImpl &storage, char *memory, size_t bytes, ByteRanges known);
   /* The copy of device memory; null: there is none. */
-  char *find(const void *memory) const;
+  char *find(const void *memory);
   /* The CPU tensor over the copy of what has been fetched for a tensor. */
-  at::Tensor of(const at::Tensor &tensor) const;
+  at::Tensor of(const at::Tensor &tensor);
   /* Fills device memory. */
   void upload(void *device, const void *host, size_t bytes) const;
   /* Copies the range from a tensor's first element to its last from the copy of its storage. */
-  void writeRange(const at::Tensor &tensor) const;
+  void writeRange(const at::Tensor &tensor);
   /* Copies a tensor's elements alone, because another stream may use what is between them. */
   void writeBack(const at::Tensor &tensor);
   /* Keeps what the copy of a storage contains now, for writeChanges. To be called after all

@@ -106,11 +106,6 @@ COPIES = (
         always=False,
     ),
     Declared(
-        "sanitizer/test_sanitizer_host.py::test_host_access_in_mode_warn_goes_on*float64*",
-        "a copy that converts works on copies in host memory, and has finished before the access",
-        error="not enough values to unpack",
-    ),
-    Declared(
         "streams/test_async.py::test_repeat_interleave_reports_*",
         "an operator that the driver has no kernel for reports its error at the call",
         error="allocated size does not match required size",
