@@ -653,13 +653,9 @@ class Call {
         const c10::StorageImpl &storage = *part.storage().unsafeGetStorageImpl();
         readsStorages() ? copies_->fetch(storage, 0, storage.nbytes()) : copies_->fetch(part);
       });
-      eachTensor(value, [&](const at::Tensor &tensor) {
-        versions_.push_back(tensor.defined() && !traits_.isAten ? versionOf(tensor) : 0);
-      });
     }
     if (traits_.isAten) return;
-    // An extension's kernel may write what the schema does not say, and around its tensors. An
-    // inference tensor does not even count it.
+    // An extension's kernel may write what the schema does not say, and around its tensors.
     for (const IValue &value : arguments_) {
       eachPart(value, [&](const at::Tensor &part) {
         copies_->keep(*part.storage().unsafeGetStorageImpl());
@@ -669,14 +665,10 @@ class Call {
 
   void returnCopies() {
     adopt();
-    size_t place = 0;
     for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (!traits_.isWritten[i] && !isWrittenUnsaid(schema_, schema_.arguments()[i])) continue;
       eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-        const uint32_t before = versions_[place++];
-        if (!tensor.defined() || !tensor.is_privateuseone()) return;
-        const bool counted = !traits_.isAten && versionOf(tensor) != before;
-        if (counted || traits_.isWritten[i] || isWrittenUnsaid(schema_, schema_.arguments()[i]))
-          aliases_->writeBack(tensor);
+        if (tensor.defined() && tensor.is_privateuseone()) aliases_->writeBack(tensor);
       });
     }
     if (traits_.isAten) return;
@@ -684,6 +676,7 @@ class Call {
       eachPart(value, [&](const at::Tensor &part) { copies_->writeChanges(part); });
   }
 
+  /* The kernel runs while the caller waits. */
   void wait(bool onCopies) {
     const SyncNoted noted(traits_.name, stream_);
     begin();
@@ -745,7 +738,6 @@ class Call {
   LateAccess late_;  // of the first argument, while the sanitizer is on
   // For kCopy.
   std::optional<HostCopies> copies_;
-  c10::SmallVector<uint32_t, 4> versions_;  // of all tensors, if the kernel shares them
   // For kRecord, which has no aliases.
   PairList<c10::TensorImpl, Copy> recorded_;         // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
