@@ -13,6 +13,7 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -38,6 +39,36 @@ at::Tensor elementsOf(const at::Tensor &tensor) {
   elements.sizes = sizes;
   return tensorOf(tensor.storage(), c10::DispatchKey::PrivateUse1, elements,
                   tensor.storage_offset());
+}
+
+/* A command takes some 20 us: more of them would take too long. */
+constexpr size_t kPieces = 256;
+
+/* The elements of a tensor as ranges of its storage; none if there are more than kPieces. */
+std::optional<ByteRanges> piecesOf(const at::Tensor &tensor) {
+  ByteRanges pieces;
+  std::vector<std::pair<size_t, size_t>> loops;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) != 1) loops.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(loops.begin(), loops.end());
+  size_t side = 1, count = 1;  // elements side by side, and pieces of so many
+  auto outer = loops.begin();
+  while (outer != loops.end() && outer->first == side) side *= (outer++)->second;
+  for (auto loop = outer; loop != loops.end(); ++loop) {
+    count *= loop->second;
+    if (count > kPieces) return std::nullopt;
+  }
+  for (size_t piece = 0; piece < count; ++piece) {
+    auto begin = static_cast<size_t>(tensor.storage_offset());
+    size_t rest = piece;
+    for (auto loop = outer; loop != loops.end(); ++loop) {
+      begin += rest % loop->second * loop->first;
+      rest /= loop->second;
+    }
+    pieces.add(begin * tensor.itemsize(), (begin + side) * tensor.itemsize());
+  }
+  return pieces;
 }
 
 struct Turns {
@@ -187,14 +218,22 @@ void HostCopies::writeChanges(const at::Tensor &tensor) {
   if (std::memcmp(now, before, end) == 0) return;
   while (isSame(begin)) begin += size;
   while (isSame(end - size)) end -= size;
-  HostCopies present(stream_);
-  present.fetch(storage, begin, end);
-  char *merged = present.find(storage.data());
-  for (size_t at = begin; at < end; at += size) {
-    if (!isSame(at)) std::memcpy(merged + at, now + at, size);
+  ByteRanges changed;
+  for (size_t at = begin; at < end && changed.count() <= kPieces; at += size) {
+    if (!isSame(at)) changed.add(at, at + size);
   }
   auto *memory = static_cast<char *>(tensor.storage().mutable_data());
-  upload(memory + begin, merged + begin, end - begin);
+  if (changed.count() <= kPieces) {
+    uploadPieces(memory, changed);
+  } else {
+    HostCopies present(stream_);
+    present.fetch(storage, begin, end);
+    char *merged = present.find(memory);
+    for (size_t at = begin; at < end; at += size) {
+      if (!isSame(at)) std::memcpy(merged + at, now + at, size);
+    }
+    upload(memory + begin, merged + begin, end - begin);
+  }
   std::memcpy(before + begin, now + begin, end - begin);
 }
 
@@ -210,9 +249,26 @@ at::Tensor HostCopies::of(const at::Tensor &tensor) {
                   metadataOf(tensor), tensor.storage_offset());
 }
 
-void HostCopies::writeRange(const at::Tensor &tensor) {
-  const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+void HostCopies::uploadPieces(char *device, const ByteRanges &pieces) {
+  const char *host = find(device);
+  const OwnWait own;
+  for (const auto &[begin, end] : pieces) {
+    OPENREG_CHECK(
+        orMemcpyAsync(device + begin, host + begin, end - begin, orMemcpyHostToDevice, stream_));
+  }
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+}
+
+bool HostCopies::isWrittenAsRange(const at::Tensor &tensor) {
+  return !tensor.is_non_overlapping_and_dense() && !piecesOf(tensor);
+}
+
+void HostCopies::write(const at::Tensor &tensor) {
   auto *device = static_cast<char *>(tensor.storage().mutable_data());
+  if (!tensor.is_non_overlapping_and_dense()) {
+    if (const auto pieces = piecesOf(tensor)) return uploadPieces(device, *pieces);
+  }
+  const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
   upload(device + begin, find(device) + begin, bytesNeeded(tensor) - begin);
 }
 
@@ -228,10 +284,10 @@ void HostCopies::writeBack(const at::Tensor &tensor) {
   }
   const OwnWait own;
   const at::AutoDispatchBelowADInplaceOrView unseen;  // the call has counted its writes
-  if (written.is_non_overlapping_and_dense())
-    writeRange(written);
-  else
+  if (isWrittenAsRange(written))
     written.copy_(of(written));
+  else
+    write(written);
   if (before.defined()) asNarrowWorker([&] { before.copy_(of(written)); });
 }
 

@@ -36,6 +36,7 @@ class ByteRanges {
  public:
   void add(size_t begin, size_t end);
   bool has(size_t begin, size_t end) const;
+  size_t count() const { return ranges_.size(); }
   auto begin() const { return ranges_.begin(); }
   auto end() const { return ranges_.end(); }
 
@@ -66,16 +67,19 @@ class HostCopies : Uncopyable {
   at::Tensor of(const at::Tensor &tensor);
   /* Fills device memory. */
   void upload(void *device, const void *host, size_t bytes) const;
-  /* Copies the range from a tensor's first element to its last from the copy of its storage. */
-  void writeRange(const at::Tensor &tensor);
-  /* Copies a tensor's elements alone, because another stream may use what is between them. */
+  /* Whether `write` copies a whole range, because the elements lie in too many pieces: what is
+   * between them has to be fetched before, and other streams must not write there. */
+  static bool isWrittenAsRange(const at::Tensor &tensor);
+  /* Copies a tensor's elements from the copy of its storage. */
+  void write(const at::Tensor &tensor);
+  /* The same for what a kernel has written, by the device's own kernel if that spares a range. */
   void writeBack(const at::Tensor &tensor);
   /* Keeps what the copy of a storage contains now, for writeChanges. To be called after all
    * fetches. */
   void keep(const c10::StorageImpl &storage);
   /* Copies back what has changed in the copy of the tensor's storage, inside and outside of the
-   * tensor, and has not been written back. Other streams must not write between the first and the
-   * last changed element. */
+   * tensor, and has not been written back. If it lies in too many pieces, other streams must not
+   * write between them. */
   void writeChanges(const at::Tensor &tensor);
 
  private:
@@ -94,6 +98,8 @@ class HostCopies : Uncopyable {
   };
 
   Place place(const void *memory);
+  /* Copies ranges of the copy to the storage that begins at `device`, and waits. */
+  void uploadPieces(char *device, const ByteRanges &pieces);
 
   orStream_t stream_;
   std::map<const char *, HostCopy> copies_;  // by the device's address; no two overlap

@@ -348,6 +348,23 @@ def test_six_threads_on_one_stream_lose_no_kernel():
         assert count.tolist() == [12_000] * 4
 
 
+def test_streams_that_write_between_each_others_elements_lose_nothing():
+    count = torch.zeros(64, dtype=torch.int64, device="openreg:1")
+    torch.openreg.synchronize(1)
+
+    def add(first):
+        mine = count[first::4]
+        with torch.openreg.Stream(1):
+            for turn in range(20):
+                mine.add_(1)
+                mine.copy_(torch.full((16,), turn + 1))
+            torch.openreg.synchronize(1)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert count.tolist() == [20] * 64
+
+
 def test_streams_are_independent_and_wait_stream_orders_them(eventually):
     first, second = torch.openreg.Stream(), torch.openreg.Stream()
     with gate() as held:

@@ -280,7 +280,8 @@ Tensor aliasOf(const Tensor &pinned) {
                   c10::DispatchKey::CPU, metadataOf(pinned), pinned.storage_offset());
 }
 
-/* The contents of gaps in `dst` stay, but for those that another stream writes meanwhile. */
+/* If the elements of `dst` lie in too many pieces, other streams must not write what is between
+ * them meanwhile. */
 void copyByHostCopies(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   at::assert_no_internal_overlap(dst);
   const CopyFacts facts(dst, src, nonBlocking, CopyStrategy::kHostCopies);
@@ -296,17 +297,17 @@ void copyByHostCopies(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     const StreamTurn turn(facts.handle);
     HostCopies copies(facts.handle);
     if (!src.is_cpu()) copies.fetch(src);
-    if (!dst.is_cpu() && dst.is_non_overlapping_and_dense())
-      copies.reserve(*dst.storage().unsafeGetStorageImpl());
-    else if (!dst.is_cpu())
+    if (!dst.is_cpu() && HostCopies::isWrittenAsRange(dst))
       copies.fetch(dst);
+    else if (!dst.is_cpu())
+      copies.reserve(*dst.storage().unsafeGetStorageImpl());
     const auto reached = [&](const Tensor &tensor) {
       if (!tensor.is_cpu()) return copies.of(tensor);
       return facts.isPinned ? aliasOf(tensor) : tensor;
     };
     const bool small = dst.numel() <= kSerial;
     runOnWorker(facts.handle, "aten::copy_", small, [&] { reached(dst).copy_(reached(src)); });
-    if (!dst.is_cpu()) copies.writeRange(dst);
+    if (!dst.is_cpu()) copies.write(dst);
   }
   const bool toPageable = dst.is_cpu() && !facts.isPinned;
   if (facts.host != nullptr && (!nonBlocking || toPageable))
@@ -370,7 +371,7 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
       return copyByTemporaries(dst, src);
     case CopyStrategy::kHostCopies:
       if (copyOnDevice(dst, src, nonBlocking)) return;
-      if (src.is_cpu() && !dst.is_non_overlapping_and_dense() && hasDeviceKernel(copyOperator()))
+      if (src.is_cpu() && HostCopies::isWrittenAsRange(dst) && hasDeviceKernel(copyOperator()))
         return copyByOwnKernel(dst, src, nonBlocking);
       return copyByHostCopies(dst, src, nonBlocking);
   }
