@@ -76,6 +76,8 @@ def figures(program):
 
     name = "host time of a launch (floor: of an empty one)"
     yield name, "us", None, *both("launch", x.relu_, 200, 0)
+    name = "PyTorch's own part: the call on a CPU tensor (floor: of an empty launch)"
+    yield name, "us", None, *both("launch", torch.ones(1).relu_, 200, 0)
     name = "a launch that begins when the one before ends"
     yield name, "us", 1.5, *both("launch-in-turn", x.relu_, 200)
     for name, command, step in (

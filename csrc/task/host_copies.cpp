@@ -7,6 +7,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -274,6 +275,7 @@ void HostCopies::write(const at::Tensor &tensor) {
 
 void HostCopies::writeBack(const at::Tensor &tensor) {
   if (tensor.numel() == 0) return;
+  const c10::InferenceMode ordinary(false);  // or other threads could not write these tensors
   const at::Tensor written = elementsOf(tensor);
   const c10::Storage &storage = tensor.storage();
   const Place found = place(storage.data());

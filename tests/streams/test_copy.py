@@ -496,3 +496,17 @@ def test_pinned_copies_with_strides_and_casts_keep_values():
     result.copy_(device.t(), non_blocking=True)
     torch.accelerator.synchronize()
     assert torch.equal(result, source)
+
+
+@pytest.mark.parametrize("pin", [False, True])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_strided_copies_count_one_write_each_and_work_in_inference_mode(mode, pin):
+    there = torch.arange(2048.0).view(2, 1024).to(DEVICE)
+    with mode():
+        host = torch.zeros(2, 1024, dtype=torch.float64, pin_memory=pin)
+        host[:, ::2].copy_(there[:, ::2])
+        back = torch.zeros(2, 1024, device=DEVICE)
+        back[:, ::2].copy_(host[:, ::2])
+        assert back[:, ::2].sum() == there[:, ::2].sum() and back[:, 1::2].sum() == 0
+        if mode is torch.no_grad:
+            assert (host._version, back._version) == (1, 1)

@@ -19,6 +19,7 @@
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -306,7 +307,10 @@ void copyByHostCopies(const Tensor &dst, const Tensor &src, bool nonBlocking) {
       return facts.isPinned ? aliasOf(tensor) : tensor;
     };
     const bool small = dst.numel() <= kSerial;
-    runOnWorker(facts.handle, "aten::copy_", small, [&] { reached(dst).copy_(reached(src)); });
+    runOnWorker(facts.handle, "aten::copy_", small, [&] {
+      const at::AutoDispatchBelowADInplaceOrView kernel;  // the caller's copy_ has counted it
+      reached(dst).copy_(reached(src));
+    });
     if (!dst.is_cpu()) copies.write(dst);
   }
   const bool toPageable = dst.is_cpu() && !facts.isPinned;
@@ -331,8 +335,10 @@ void copyByOwnKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     from = at::detail::empty_cpu(src.sizes(), src.scalar_type());
     from._set_conj(src.is_conj());
     from._set_neg(src.is_neg());
-    runOnWorker(facts.handle, "aten::copy_", src.numel() <= kSerial,
-                [&] { from.copy_(aliasOf(src)); });
+    runOnWorker(facts.handle, "aten::copy_", src.numel() <= kSerial, [&] {
+      const at::AutoDispatchBelowADInplaceOrView kernel;
+      from.copy_(aliasOf(src));
+    });
   }
   copyByTemporaries(dst, from);
   if (!nonBlocking) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(facts.handle));
