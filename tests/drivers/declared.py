@@ -356,7 +356,7 @@ NO_KERNELS = (
 # {the library's name, without `lib` and `.so`: entries}
 DECLARED = {
     "vendor": (NO_SHARING, FINISHES_LATER),
-    "vendor_nomap": (NO_SHARING, *COPIES, *NO_KERNELS),
+    "vendor_nomap": (NO_SHARING, FINISHES_LATER, *COPIES, *NO_KERNELS),
     "opencl": (NO_SHARING, FINISHES_LATER, *COPIES, *OPENCL),
 }
 
