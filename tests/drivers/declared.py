@@ -99,13 +99,6 @@ COPIES = (
         error="int32 overflow detected|: negative|assert False|: not positive",
     ),
     Declared(
-        "operators/test_view_programs.py::test_random_view_programs_are_the_cpus*",
-        "copied results have strides of their own, and what as_strided() makes overlap does not "
-        "share memory in a copy; the driver's kernels round in another way",
-        error="OPENREG_VIEW_PROGRAMS_SEED=",
-        always=False,
-    ),
-    Declared(
         "streams/test_async.py::test_repeat_interleave_reports_*",
         "an operator that the driver has no kernel for reports its error at the call",
         error="allocated size does not match required size",
@@ -126,6 +119,12 @@ LATE = "the error of a driver's kernel has a text, and no type of Python's"
 FORMULA = "attention takes the formula of its operators, with other strides and more memory"
 INDICES = "indices on the device are not read, so an access by them counts as one of all rows"
 OPENCL = (
+    Declared(
+        "operators/test_view_programs.py::test_random_view_programs_are_the_cpus*",
+        "the driver's kernels round in another way",
+        error="OPENREG_VIEW_PROGRAMS_SEED=",
+        always=False,
+    ),
     Declared("*", LATE, error=r"orErrorLaunchFailure: \w+ on \w+:\d failed: index \d+ is out of"),
     Declared(
         "distributed/test_distributed_attention.py::*causal*",
@@ -312,14 +311,6 @@ NO_KERNELS = (
         "streams/test_sync_debug.py::test_sync_debug_mode_does_not_apply_to_tools",
         "an operator on copies waits, so that the mode refuses it before what the test is about",
         error="called a synchronizing openreg operation: aten::fill_|assert .False",
-    ),
-    Declared(
-        "streams/test_streams.py::test_six_threads_on_one_stream_lose_no_kernel",
-        "threads that write one tensor on one stream lose each other's writes: an operator on "
-        "copies is three steps and not one task",
-        to_mend=True,
-        error=r"== \[12000, 12000, 12000, 12000\]",
-        always=False,
     ),
     Declared(
         "streams/test_async.py::test_large_matmul_runs_ahead_without_a_gate",
