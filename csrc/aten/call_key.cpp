@@ -139,10 +139,7 @@ class Overlaps {
 
   /* Whether two tensors of one storage overlap. */
   static bool meet(const at::Tensor &a, const at::Tensor &b) {
-    const auto begin = [](const at::Tensor &tensor) {
-      return static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
-    };
-    return begin(a) < bytesNeeded(b) && begin(b) < bytesNeeded(a);
+    return bytesBefore(a) < bytesNeeded(b) && bytesBefore(b) < bytesNeeded(a);
   }
 
   void compare(const at::Tensor &written, const at::Tensor &other) {

@@ -7,8 +7,6 @@
  */
 #include "compiled_kernel.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -94,7 +92,7 @@ KernelArgument mappedArgument(const at::Tensor &tensor, const char *name) {
   checkFitsStorage(tensor, name);
   KernelArgument argument;
   argument.memory = KernelMemory(*tensor.storage().unsafeGetStorageImpl());
-  argument.offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  argument.offset = bytesBefore(tensor);
   return argument;
 }
 

@@ -311,14 +311,22 @@ class Call {
     }
   }
 
+  /* The device's tensors, or the parts of those that consist of others. */
+  template <typename Function>
+  static void eachPart(const IValue &value, Function function) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (!tensor.defined() || !tensor.is_privateuseone()) return;
+      if (isPlain(tensor)) return function(tensor);
+      for (const at::Tensor &part : componentsOf(tensor)) function(part);
+    });
+  }
+
   void checkStorages() {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const std::string what =
           c10::str(op_.operator_name(), ", argument ", schema_.arguments()[i].name());
-      eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-        if (!tensor.defined() || !tensor.is_privateuseone() || tensor._is_zerotensor()) return;
-        if (isPlain(tensor)) return checkFitsStorage(tensor, what.c_str());
-        for (const at::Tensor &part : componentsOf(tensor)) checkFitsStorage(part, what.c_str());
+      eachPart(arguments_[i], [&](const at::Tensor &part) {
+        if (!part._is_zerotensor()) checkFitsStorage(part, what.c_str());
       });
     }
   }
@@ -632,15 +640,6 @@ class Call {
     finish();
   }
 
-  template <typename Function>
-  void eachPart(const IValue &value, Function function) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      if (!tensor.defined() || !tensor.is_privateuseone()) return;
-      if (isPlain(tensor)) return function(tensor);
-      for (const at::Tensor &part : componentsOf(tensor)) function(part);
-    });
-  }
-
   /* Whether the kernel may read a storage outside of the tensor that it gets. */
   bool readsStorages() const {
     return !traits_.isAten || schema_.name().starts_with("aten::as_strided");
@@ -666,7 +665,7 @@ class Call {
   void returnCopies() {
     adopt();
     for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (!traits_.isWritten[i] && !isWrittenUnsaid(schema_, schema_.arguments()[i])) continue;
+      if (!traits_.isWritten[i] && !traits_.isWrittenUnsaid[i]) continue;
       eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
         if (tensor.defined() && tensor.is_privateuseone()) aliases_->writeBack(tensor);
       });

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "../task/tensor_metadata.h"
+
 namespace torch_openreg {
 
 /* Slices [begin, end) along a dimension. */
@@ -27,8 +29,7 @@ struct Rows {
 
 /* The address of a tensor's first element. */
 inline const char *firstByte(const at::Tensor &tensor) {
-  return static_cast<const char *>(tensor.storage().data()) +
-         static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  return static_cast<const char *>(tensor.storage().data()) + bytesBefore(tensor);
 }
 
 /* A copy of device memory; empty if a write that the host is not ordered after may change it. Does

@@ -199,6 +199,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     traits->isNumber.push_back(isNumber(*argument.real_type()) && !isDegree(argument));
     traits->isWritten.push_back(written);
     traits->isOut.push_back(argument.is_out());
+    traits->isWrittenUnsaid.push_back(isWrittenUnsaid(schema, argument));
     traits->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     traits->draws |= traits->isGenerator.back();
     traits->writesLists |=
@@ -263,7 +264,6 @@ OpTimer::OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns) : ns_(
 
 OpTimer::~OpTimer() { ns_.fetch_add(now() - start_, std::memory_order_relaxed); }
 
-/* _foreach_copy is not one, because it may copy between devices. */
 bool isWrittenUnsaid(const c10::FunctionSchema &schema, const c10::Argument &argument) {
   if (isWritten(argument) || !schema.name().starts_with("aten::")) return false;
   if (schema.name() == "aten::_saturate_weight_to_fp16") return true;
@@ -272,6 +272,7 @@ bool isWrittenUnsaid(const c10::FunctionSchema &schema, const c10::Argument &arg
          schema.name() != "aten::_batch_norm_no_update";
 }
 
+/* _foreach_copy is not one, because it may copy between devices. */
 bool isForeach(std::string_view name) {
   return name.starts_with("aten::_foreach_") && !name.starts_with("aten::_foreach_copy");
 }

@@ -53,6 +53,7 @@ struct OpTraits {
   c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[], float, float?
   c10::SmallVector<bool, 8> isWritten;  // in place, out=
   c10::SmallVector<bool, 8> isOut;      // out=
+  c10::SmallVector<bool, 8> isWrittenUnsaid;
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of its arguments is a generator
   bool isForeach = false;

@@ -59,7 +59,7 @@ at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, si
 
 at::Tensor bytesOf(const at::Tensor &tensor) {
   return flat(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1, at::kByte, tensor.nbytes(),
-              static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize());
+              bytesBefore(tensor));
 }
 
 /* Gloo's text without the place in its source, its advice and a backtrace. */

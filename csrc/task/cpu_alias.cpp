@@ -96,8 +96,7 @@ void CpuAliases::fetchRest(const StorageImpl &device, StorageImpl *cpu) {
     const at::Tensor &tensor = alias.cpu;
     if (!isPlain(tensor) || tensor.storage().unsafeGetStorageImpl() != cpu || tensor.numel() == 0)
       continue;
-    written.add(static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize(),
-                bytesNeeded(tensor));
+    written.add(bytesBefore(tensor), bytesNeeded(tensor));
   }
   copies_->fetchRest(device, static_cast<char *>(cpu->mutable_data()), cpu->nbytes(), written);
 }

@@ -14,7 +14,6 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -45,31 +44,41 @@ at::Tensor elementsOf(const at::Tensor &tensor) {
 /* A command takes some 20 us: more of them would take too long. */
 constexpr size_t kPieces = 256;
 
-/* The elements of a tensor as ranges of its storage; none if there are more than kPieces. */
-std::optional<ByteRanges> piecesOf(const at::Tensor &tensor) {
-  ByteRanges pieces;
-  std::vector<std::pair<size_t, size_t>> loops;  // stride, size
+/* How the elements of a tensor lie in its storage. */
+struct Pieces {
+  std::vector<std::pair<size_t, size_t>> loops{};  // over the pieces: stride, size
+  size_t side = 1;                                 // elements side by side in each
+  size_t count = 1;                                // of the pieces; kPieces + 1 stands for more
+};
+
+Pieces piecesOf(const at::Tensor &tensor) {
+  std::vector<std::pair<size_t, size_t>> loops;
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.size(d) != 1) loops.emplace_back(tensor.stride(d), tensor.size(d));
   }
   std::sort(loops.begin(), loops.end());
-  size_t side = 1, count = 1;  // elements side by side, and pieces of so many
+  Pieces pieces;
   auto outer = loops.begin();
-  while (outer != loops.end() && outer->first == side) side *= (outer++)->second;
-  for (auto loop = outer; loop != loops.end(); ++loop) {
-    count *= loop->second;
-    if (count > kPieces) return std::nullopt;
-  }
-  for (size_t piece = 0; piece < count; ++piece) {
-    auto begin = static_cast<size_t>(tensor.storage_offset());
-    size_t rest = piece;
-    for (auto loop = outer; loop != loops.end(); ++loop) {
-      begin += rest % loop->second * loop->first;
-      rest /= loop->second;
-    }
-    pieces.add(begin * tensor.itemsize(), (begin + side) * tensor.itemsize());
+  while (outer != loops.end() && outer->first == pieces.side) pieces.side *= (outer++)->second;
+  pieces.loops.assign(outer, loops.end());
+  for (const auto &[stride, size] : pieces.loops) {
+    pieces.count = std::min(pieces.count * size, kPieces + 1);
   }
   return pieces;
+}
+
+ByteRanges rangesOf(const Pieces &pieces, const at::Tensor &tensor) {
+  ByteRanges ranges;
+  for (size_t piece = 0; piece < pieces.count; ++piece) {
+    auto begin = static_cast<size_t>(tensor.storage_offset());
+    size_t rest = piece;
+    for (const auto &[stride, size] : pieces.loops) {
+      begin += rest % size * stride;
+      rest /= size;
+    }
+    ranges.add(begin * tensor.itemsize(), (begin + pieces.side) * tensor.itemsize());
+  }
+  return ranges;
 }
 
 struct Turns {
@@ -170,7 +179,7 @@ void HostCopies::fetch(const c10::StorageImpl &storage, size_t begin, size_t end
 void HostCopies::fetch(const at::Tensor &tensor) {
   const c10::StorageImpl &storage = *tensor.storage().unsafeGetStorageImpl();
   reserve(storage);  // also for a tensor without elements, which a kernel may resize
-  const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  const size_t begin = bytesBefore(tensor);
   fetch(storage, begin, std::max(begin, bytesNeeded(tensor)));
 }
 
@@ -261,15 +270,15 @@ void HostCopies::uploadPieces(char *device, const ByteRanges &pieces) {
 }
 
 bool HostCopies::isWrittenAsRange(const at::Tensor &tensor) {
-  return !tensor.is_non_overlapping_and_dense() && !piecesOf(tensor);
+  return piecesOf(tensor).count > kPieces;
 }
 
 void HostCopies::write(const at::Tensor &tensor) {
   auto *device = static_cast<char *>(tensor.storage().mutable_data());
-  if (!tensor.is_non_overlapping_and_dense()) {
-    if (const auto pieces = piecesOf(tensor)) return uploadPieces(device, *pieces);
-  }
-  const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  const Pieces pieces = piecesOf(tensor);
+  if (pieces.count > 1 && pieces.count <= kPieces)
+    return uploadPieces(device, rangesOf(pieces, tensor));
+  const size_t begin = bytesBefore(tensor);
   upload(device + begin, find(device) + begin, bytesNeeded(tensor) - begin);
 }
 

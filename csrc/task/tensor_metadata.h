@@ -57,6 +57,11 @@ c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
 at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, const TensorMetadata &metadata,
                     int64_t offset = 0);
 
+/* Bytes from the start of the storage to the first element. */
+inline size_t bytesBefore(const at::Tensor &tensor) {
+  return static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+}
+
 /* Bytes from the start of the storage to the end of the last element; 0 without elements. */
 inline size_t bytesNeeded(const at::Tensor &tensor) {
   const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
